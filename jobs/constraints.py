@@ -3,12 +3,14 @@
     constraints.py active|venv SETUP_CFG CONSTRAINTS   constraints for pip, to stdout
                                        … build    the build of torch that is wanted, and its
                                                   packages; nothing if none is missing
+    constraints.py extras SETUP_CFG EXTRA…        those of the extras that can be installed
     constraints.py files SETUP_CFG EXTRA…         "file PATH" of each package needed
 
 torch, torchvision, mpi4py and numpy stay as they are if they are installed: in an active
 environment in any version, in a .venv if ``setup.cfg`` allows it, because somebody chose that
 build. All others have the versions of ``constraints.txt``, except that an active environment
-keeps whatever it has.
+keeps whatever it has. To a torch that somebody has built, no torchvision is added: none fits it,
+and pip would go back to the oldest, which fits any.
 """
 
 from __future__ import annotations
@@ -92,6 +94,15 @@ def find_build(kept: dict[str, str], constraints: list[str]) -> list[str]:
     return [build, *(lines.get(name, name) for name in PAIRS)]
 
 
+def choose_extras(extras: list[str], torch: str | None, torchvision: str | None) -> list[str]:
+    """The extras without that of torchvision, if none fits the torch that is there."""
+    if torch is None or torchvision is not None:
+        return extras
+    found = Version(torch)
+    is_built = found.local is not None and not BUILDS.fullmatch(found.local)
+    return [each for each in extras if each != "vision" or not (is_built or found.is_prerelease)]
+
+
 def _is(version: str, name: str, tested: list[Requirement]) -> bool:
     public = Version(version).public
     return any(item.specifier.contains(public) for item in tested if item.name == name)
@@ -106,6 +117,10 @@ def list_files(names: list[str]) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     kind, setup_cfg, *rest = arguments
+    if kind == "extras":
+        for extra in choose_extras(rest, installed("torch"), installed("torchvision")):
+            print(extra)
+        return
     if kind == "files":
         names = [item.name for item in read_requirements(setup_cfg, tuple(rest))]
         print("\n".join(list_files(["mpiddp", *names])))

@@ -168,12 +168,13 @@ is_prepared() {
     done < <(sed -n 's/^file //p' "$stamp")
 }
 
+# Of the extras that were asked for, some may have been left out.
 write_stamp() {
     local stamp=$PREFIX/$STAMP_NAME
     {
         digest
         [ $# -eq 0 ] || printf 'extra %s\n' "$@"
-        "$PYTHON" "$ROOT/jobs/constraints.py" files "$ROOT/setup.cfg" "$@" || exit 1
+        "$PYTHON" "$ROOT/jobs/constraints.py" files "$ROOT/setup.cfg" "${EXTRAS[@]}" || exit 1
     } >"$stamp.new"
     mv -f "$stamp.new" "$stamp"
 }
@@ -260,8 +261,11 @@ has_setuptools() {
 
 install() {
     local extras constraints=$PREFIX/.mpiddp-constraints options=()
-    extras=$(IFS=, && printf '%s' "$*")
     make_venv
+    mapfile -t EXTRAS < <("$PYTHON" "$ROOT/jobs/constraints.py" extras "$ROOT/setup.cfg" "$@")
+    extras=$(IFS=, && printf '%s' "${EXTRAS[*]}")
+    [ "${#EXTRAS[@]}" -eq $# ] || say "torchvision is left out: there is none for the torch of" \
+        "$PREFIX, which somebody has built; data sets of images and their models need it"
     rm -f "$PREFIX/$STAMP_NAME"
     [ "$KIND" = active ] || remove_incomplete
     [ "${#PASSED_OVER[@]}" -eq 0 ] ||
@@ -308,7 +312,10 @@ prepare() {
     ! is_prepared "$@" || return 0
     mkdir -p -- "$PREFIX" 2>/dev/null
     if [ ! -w "$PREFIX" ]; then
-        die "$PREFIX is not writable; MPIDDP_PYTHON=$PYTHON uses it as it is"
+        local on_top="; or make one on top of it: $PYTHON -m venv --system-site-packages DIR"
+        # Within a virtual environment that one would not see its packages.
+        [ ! -e "$PREFIX/pyvenv.cfg" ] || on_top=
+        die "$PREFIX is not writable; MPIDDP_PYTHON=$PYTHON uses it as it is$on_top"
     fi
     locked "$PREFIX" install_if_needed "$@" || exit 1
 }

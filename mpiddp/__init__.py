@@ -119,8 +119,8 @@ def init(
     wait. The errors below are raised in an interactive Python, and end the job elsewhere.
 
     Args:
-        backend: ``nccl``, ``gloo``, ``mpi`` (if torch was built with it), or ``auto``: NCCL when
-            every rank has its own GPU.
+        backend: ``nccl``, ``xccl`` (Intel's GPUs), ``gloo``, ``mpi`` (if torch was built with it),
+            or ``auto``: that of the GPUs when every rank has its own.
         timeout: seconds for each phase of start-up and for each collective; over NCCL, collectives
             have 30 seconds more, counted from the moment in which they are queued.
         interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``).
@@ -131,8 +131,8 @@ def init(
             GPU, a node of ``numa``, ``none``, or ``auto``: cores, where each rank has at least two.
         port_range: ``LOW-HIGH``, the ports that mpiddp may listen on, two at least; ``auto``: those
             of the variable MPIDDP_PORT_RANGE where it is set, else any.
-        devices: ``auto``: a rank takes a GPU where it sees one; ``cuda``: each must have one;
-            ``cpu``; or numbers of visible GPUs (``"0,2"``), which the ranks of a node take in turn.
+        devices: ``auto``: a rank takes a GPU where it sees one; ``cuda``, or Intel's ``xpu``: each
+            must have one; ``cpu``; or numbers of visible GPUs (``"0,2"``), taken in turn.
         tuning: a file that ``python -m benchmarks tune`` wrote: it says what ``auto`` chooses for
             mpiddp's collectives; by default the one that MPIDDP_TUNING names, if it is set.
         collectives: who makes the calls of Gloo's groups on CPUs: ``framework`` or ``mpiddp``.

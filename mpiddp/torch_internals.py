@@ -6,8 +6,10 @@ torch is imported in the functions: processes without it import this module as w
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,6 +19,27 @@ from typing import Any, TypeVar
 from mpiddp import environment
 
 Kind = TypeVar("Kind", bound=type)
+
+
+def read_version_file() -> str:
+    """The text of ``torch.version``, since an import takes seconds; empty if there is none."""
+    try:
+        spec = importlib.util.find_spec("torch")
+        folder = os.path.dirname((spec.origin if spec is not None else None) or "")
+        with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+            return file.read()
+    except (ImportError, OSError, ValueError):
+        return ""
+
+
+def read_torch_build() -> str:
+    """What torch's own file says it is built for: ``cuda``, ``hip`` or ``xpu``; else empty."""
+    text = read_version_file()
+    found = re.findall(r"^(cuda|hip|xpu)\b[^=]*= ['\"]", text, re.MULTILINE)
+    # Some builds for Intel say so in their version alone.
+    return (
+        str(found[0]) if found else "xpu" if re.search(r"^__version__ .*\+xpu", text, re.M) else ""
+    )
 
 
 def make_tcp_store(*values: Any, **options: Any) -> Any:

@@ -120,24 +120,29 @@ class RandomState:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._module: Any = torch.get_device_module(device)
 
     def state_dict(self) -> dict[str, Any]:
-        is_cuda = self._device.type == "cuda"
+        gpu = {"cuda": None}
+        if self._device.type != "cpu":
+            gpu[self._device.type] = self._module.get_rng_state(self._device)
         numbers = np.random.get_state(legacy=False)
         assert isinstance(numbers, dict)
         key = torch.from_numpy(numbers["state"]["key"].astype(np.int64))
         version, internal, gauss = random.getstate()
         return {
             "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state(self._device) if is_cuda else None,
+            **gpu,
             "numpy": {**numbers, "state": {"key": key, "pos": int(numbers["state"]["pos"])}},
             "random": [version, torch.tensor(internal, dtype=torch.int64), gauss],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         torch.set_rng_state(state["torch"])
-        if state["cuda"] is not None and self._device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"], self._device)
+        # None if it was saved on CPUs, or on another maker's GPU.
+        own = state.get(self._device.type)
+        if own is not None:
+            self._module.set_rng_state(own, self._device)
         numbers = dict(state["numpy"])
         key = numbers["state"]["key"].numpy().astype(np.uint32)
         np.random.set_state({**numbers, "state": {"key": key, "pos": numbers["state"]["pos"]}})

@@ -24,14 +24,14 @@ KIND_NAMES = {str: "text", float: "a number of seconds", bool: "True or False"}
 class LaunchOptions:
     """How the ranks find each other, and how long they wait."""
 
-    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
-    """Communication: ``nccl``, ``gloo``, ``mpi`` if torch was built with it, or ``auto``: NCCL if
-    every rank has its own GPU."""
+    backend: Literal["auto", "nccl", "xccl", "gloo", "mpi"] = "auto"
+    """Communication: ``nccl``; ``xccl`` for Intel's GPUs; ``gloo``; ``mpi`` if torch was built with
+    it; or ``auto``: that of the GPUs, if every rank has its own."""
 
-    devices: Annotated[str, Argument("auto|cpu|cuda|LIST")] = AUTO
-    """Where ranks compute. ``auto``: on a GPU if a rank sees one; ``cuda``: each must see one;
-    ``cpu``; or a LIST of visible GPUs such as ``0,2``, one for each rank of a node, for dp
-    several."""
+    devices: Annotated[str, Argument("auto|cpu|cuda|xpu|LIST")] = AUTO
+    """Where ranks compute. ``auto``: on a GPU if a rank sees one; ``cuda``, or ``xpu`` for Intel's:
+    each must see one; ``cpu``; or a LIST of visible GPUs such as ``0,2``, one for each rank of a
+    node, for dp several."""
 
     timeout: Annotated[float, SECONDS] = 300.0
     """Time limit of each phase of start-up and of each collective. Over NCCL a collective has 30

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.torch_internals import read_version_file
 
 NEEDED = ("torch", "numpy", "psutil")
 NEEDED_TO_TRAIN = (*NEEDED, "msgspec", "tqdm", "xxhash")
 OLDEST_TORCH = (2, 10)
-"""As in `setup.cfg`, though a site's own 2.10.0a0 will do."""
+"""As in `setup.cfg`; a site's own 2.10.0a0 will do."""
 
 
 def check_packages(names: Sequence[str] = NEEDED) -> None:
@@ -49,9 +50,5 @@ def _read_torch_version() -> str:
     """From its file, since an import takes seconds; empty if it does not say."""
     if (module := sys.modules.get("torch")) is not None:
         return str(getattr(module, "__version__", ""))
-    try:
-        with open(os.path.join(_find_folder("torch"), "version.py"), encoding="utf-8") as file:
-            found = re.search(r"^__version__ = ['\"]([^'\"]+)", file.read(), re.MULTILINE)
-    except OSError:
-        return ""
+    found = re.search(r"^__version__ = ['\"]([^'\"]+)", read_version_file(), re.MULTILINE)
     return found[1] if found else ""

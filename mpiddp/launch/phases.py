@@ -21,8 +21,9 @@ from mpiddp.errors import AloneError, ConfigurationError, LaunchError
 from mpiddp.launch import caches, debugging
 from mpiddp.launch.device import device, nccl
 from mpiddp.launch.device.binding import bind_threads
-from mpiddp.launch.device.choice import AUTO, CUDA
+from mpiddp.launch.device.choice import AUTO
 from mpiddp.launch.device.device import Assignment, Placement
+from mpiddp.launch.device.vendors import TYPES
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import ExportedVariables, forget_inherited
 from mpiddp.launch.launcher.launcher import Launcher, has_manager_hint
@@ -258,7 +259,7 @@ def find_device(start: StartUp, ranks: JobRanks) -> Sequence[Placement]:
     allow_sharing, devices = options.allow_shared_gpu, options.devices
     rules = {"may_initialize": start.makes_group, "allow_sharing": allow_sharing}
     placement = device.find_placement(world, devices, **rules)
-    if not start.makes_group and devices not in (AUTO, CUDA):
+    if not start.makes_group and devices not in (AUTO, *TYPES):
         # A script takes GPUs by the numbers that it sees.
         start.variables.export(device.name_visible(placement.gpus))
         placement = device.find_placement(world, AUTO, **rules)
@@ -314,15 +315,17 @@ def _choose_backend(
         assignment.crowded,
         assignment.index is None,
         assignment.index is not None,
-        not nccl.takes_shared_gpus(),
+        device.refuses_sharing(),
     )
     crowded, lacking, having, refusing = find_first(ranks.control, mine)
     is_refused = crowded is not None and refusing is not None
     remarks, roster = [], ranks.roster
     if lacking is not None and having is not None and roster is not None:
+        device.check_mixture(roster.describe(lacking), roster.describe(having))
         remarks.append(
             f"{roster.describe(lacking)} has no GPU, {roster.describe(having)} has one: Gloo "
-            "connects them, and the CPUs set the pace; with --devices cuda each needs a GPU"
+            "connects them, and the CPUs set the pace; with --devices "
+            f"{device.find_type()} each needs a GPU"
         )
     return device.choose_backend(start.options.backend, is_refused, lacking), remarks
 
@@ -470,6 +473,7 @@ def open_group(start: StartUp, ranks: JobRanks, compute: Compute, own_store: Any
     timeout = start.options.timeout
     store.make_group(own_store, ranks.world, compute.backend, compute.device, timeout)
     start.undo.callback(distributed.destroy_process_group)
+    # XCCL has nothing that tells of a failed group.
     if compute.backend == "nccl":
         start.at_close(nccl.GroupWatch(start.failure_handler.fail).close)
 

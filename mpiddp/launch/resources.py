@@ -6,6 +6,8 @@ import contextlib
 import sys
 from typing import Any
 
+from mpiddp.launch.device.vendors import BACKENDS
+from mpiddp.launch.device.visibility import find_module
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.mpi import mpi
 from mpiddp.launch.mpi.control import ControlChannel, free, hand_over
@@ -68,8 +70,8 @@ class Resources:
         if lifeline is not None:
             lifeline.note_closing(control.world.hostname, control.timeout)
         # NCCL may wait for its peers, so it waits for them to come.
-        is_nccl = self.backend == "nccl"
-        if not is_nccl:
+        is_on_gpus = self.backend in BACKENDS
+        if not is_on_gpus:
             self._close_group()
         control.meet()
         if lifeline is not None and self._lifeline is None:
@@ -77,7 +79,7 @@ class Resources:
         # All have come, so nothing takes long any more.
         deadlines = self._deadlines
         with deadlines.phase(CLOSING) if deadlines is not None else contextlib.nullcontext():
-            if is_nccl:
+            if is_on_gpus:
                 self._close_group()
             if self._lifeline is not None:
                 self.failure_handler.meet(lifeline=None)
@@ -101,7 +103,7 @@ class Resources:
         torch = sys.modules.get("torch")
         if torch is None or not torch.distributed.is_initialized():
             return
-        if self.has_group or not torch.cuda.is_initialized():
+        if self.has_group or not find_module().is_initialized():
             torch.distributed.destroy_process_group()
 
     def _close_mpi(self, control: ControlChannel) -> None:

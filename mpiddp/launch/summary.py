@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mpiddp.launch import caches
 from mpiddp.launch.device import nccl
+from mpiddp.launch.device.visibility import find_module
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.mpi.compatibility import library_name
 from mpiddp.launch.mpi.world import World, find_oddities
@@ -46,12 +47,10 @@ class NodeReport:
 def describe_device(device: torch.device, threads: int) -> str:
     """``GPU NVIDIA H200, 8 threads per rank`` or ``CPU, 2 threads per rank``."""
     name = "CPU"
-    if device.type == "cuda":
-        import torch
-
+    if device.type != "cpu":
+        module = find_module()
         # A script's process has no context yet, and asking for the name would make one.
-        initialized = torch.cuda.is_initialized()
-        name = f"GPU {torch.cuda.get_device_name(device)}" if initialized else "GPU"
+        name = f"GPU {module.get_device_name(device)}" if module.is_initialized() else "GPU"
     return f"{name}, {count_noun(threads, 'thread')} per rank (OMP_NUM_THREADS)"
 
 

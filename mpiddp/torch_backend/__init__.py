@@ -14,11 +14,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
 from torch import distributed
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.device.visibility import find_module
 from mpiddp.torch_backend.group import BACKEND_BASE, CPU_BACKEND, NAME, CpuBackend, Group
 from mpiddp.torch_backend.members import Place
 from mpiddp.torch_internals import (
@@ -100,7 +100,7 @@ def replace_gloo() -> Callable[[], None]:
         if devices.get("cpu") != "gloo":
             return
         others = {name for name in devices.values() if name != "gloo"}
-        if others and torch.cuda.is_available() and BACKEND_BASE is None:
+        if others and find_module().is_available() and BACKEND_BASE is None:
             print_message(
                 f"a group with gloo and {', '.join(sorted(others))} keeps Gloo: for --collectives "
                 "mpiddp in it, torch 2.14 or newer is needed"

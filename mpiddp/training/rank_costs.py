@@ -76,8 +76,8 @@ class RankCosts:
 def gather_costs(session: Session, costs: Costs, network: Network | None = None) -> list[RankCosts]:
     """Every rank's, by rank. Collective."""
     device = session.device
-    on_gpu = device.type == "cuda"
-    gpu = torch.cuda.max_memory_allocated(device) if on_gpu else None
+    on_gpu, module = device.type != "cpu", torch.get_device_module(device)
+    gpu = module.max_memory_allocated(device) if on_gpu else None
     host = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return session.gather(RankCosts(session.world.hostname, costs, host, gpu, network))
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpu_trees
 from mpiddp.doctor.gpu import gpus
 from mpiddp.doctor.gpu.gpus import Gpu
 from mpiddp.launch.device.device import Placement
@@ -25,11 +26,15 @@ def gpu(rank, name="NVIDIA H200", nccl="2.27.3", peers=True, near=ALL, speed=6e1
 
 
 def test_gpus_that_torch_does_not_see(tmp_path):
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / name).touch()
-    assert gpus.count_files(tmp_path) == 2
+    gpu_trees.add_nvidia(tmp_path, 2)
+    assert gpus.count_present(tmp_path) == 2
+    gpu_trees.add_amd(tmp_path, range(1, 9))
+    assert gpus.count_present(tmp_path) == 8
+    blind = replace(place(0, 0, None, None), unseen="torch sees none of the 8 AMD GPUs")
+    finding = gpus.judge_count("n1", [blind], [], 8)
+    assert (finding.status, finding.found) == ("warn", blind.unseen)
     finding = gpus.judge_count("n1", [place(0, 0, None, None)], [], 2)
-    assert (finding.status, finding.found) == ("warn", "2 GPUs in /dev, but torch sees none")
+    assert (finding.status, finding.found) == ("warn", "2 GPUs here, but torch sees none")
     assert "torch.version.cuda" in finding.advice
     finding = gpus.judge_count("n1", [place(0, 0, None, None)], [], 0)
     assert (finding.status, finding.found) == ("skip", "no GPUs: ranks compute on the CPU")
@@ -72,7 +77,7 @@ def test_one_gpu_for_each_rank():
         ([place(0, 8, 0, "A")], [gpu(0)], "8 GPUs visible, 1 of them used"),
         ([place(0, 1, 0, "A"), place(1, 0, None, None)], [gpu(0)], "ranks 1 see no GPU"),
         # CUDA_VISIBLE_DEVICES=0 left set on a node of eight.
-        ([place(0, 1, 0, "A")], [gpu(0, peers=None)], "8 GPUs in /dev, 1 of them visible"),
+        ([place(0, 1, 0, "A")], [gpu(0, peers=None)], "8 GPUs here, 1 of them visible"),
         (
             [place(0, 8, 0, "A"), place(1, 8, 0, "A")],
             [gpu(0), gpu(1)],

@@ -53,6 +53,8 @@ CPU = TESTED.replace("torch==2.13.0", "torch==2.13.0+cpu", 1)
         ("venv", {"torchvision": "0.26.0"},
          TESTED.replace("torch==2.13.0 torchvision==0.28.0", "torchvision==0.26.0")),
         # A release candidate counts, and what is too old is replaced.
+        ("venv", {"torch": "2.10.0a0+git449b176"},
+         TESTED.replace("2.13.0 torchvision==0.28.0", "2.10.0a0+git449b176")),
         ("venv", {"torch": "2.14.0rc1"},
          TESTED.replace("2.13.0 torchvision==0.28.0", "2.14.0rc1")),
         ("venv", {"torch": "2.9.1"}, TESTED),
@@ -80,6 +82,24 @@ def test_what_is_there_stays_and_the_rest_is_what_was_tested(constrain, kind, in
 def test_a_missing_half_is_of_the_build_of_the_other(constraints, constrain, installed, expected):
     lines = sorted(constrain("venv", **installed))
     assert constraints.find_build(installed, lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchvision", "is_left_out"),
+    [
+        (None, None, False),
+        ("2.13.0", None, False),
+        ("2.13.0+cu130", None, False),
+        ("2.10.0a0+git449b176", None, True),
+        ("2.10.0a0+b4e4ee81d3.nv25.12", None, True),
+        ("2.10.0a0+git449b176", "0.25.0a0+ba56244", False),
+    ],
+)
+def test_no_torchvision_is_added_to_a_torch_that_somebody_has_built(
+    constraints, torch, torchvision, is_left_out
+):
+    found = constraints.choose_extras(["mpi", "vision"], torch, torchvision)
+    assert found == (["mpi"] if is_left_out else ["mpi", "vision"])
 
 
 def test_requirements_of_extras_are_read(constraints):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 import types
 import warnings
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import gpu_trees
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError, LaunchError
@@ -157,37 +159,138 @@ def test_share_cores(masks, shares):
     assert [device.share_cores(sets, rank) for rank in range(len(sets))] == shares
 
 
-@pytest.mark.parametrize(
-    ("variables", "cuda", "words"),
-    [
-        ({}, None, ""),
-        ({"CUDA_VISIBLE_DEVICES": ""}, None, ""),
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "2"}, None, ""),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, None, "none of the 2 GPUs .* built for CPUs alone"),
-        ({"SLURM_GPUS_ON_NODE": "4"}, None, "none of the 4 GPUs .* built for CPUs alone"),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, "13.0", "none of the 1 GPU .*: The driver is too old$"),
-    ],
-)
-def test_gpus_that_torch_does_not_see_are_explained(variables, cuda, words, monkeypatch):
-    def warn():
-        warnings.warn("The driver is too old (Triggered internally at x.cpp:1.)", stacklevel=1)
-
-    launchers.set_variables(
-        monkeypatch, {"CUDA_VISIBLE_DEVICES": None, "SLURM_GPUS_ON_NODE": None, **variables}
+MASKS = dict.fromkeys(
+    (
+        "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+        "ZE_FLAT_DEVICE_HIERARCHY", "SLURM_GPUS_ON_NODE", "GPU_DEVICE_ORDINAL",
     )
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.cuda, "is_available", warn)
-    monkeypatch.setattr(visibility, "DRIVER", Path("/nowhere"))
-    found = visibility.explain_unseen()
-    assert bool(found) == bool(words) and re.search(words, found)
+)  # fmt: skip
+FRONTIER = [0xC1, 0xC6, 0xC9, 0xCE, 0xD1, 0xD6, 0xD9, 0xDE]
+AURORA = [f"0000:{bus}:00.0" for bus in ("18", "42", "6c", "8a", "ac", "ce")]
+MACHINES = {
+    "cpus": lambda root: None,
+    "4 of NVIDIA": lambda root: gpu_trees.add_nvidia(root, 4),
+    "8 of AMD": lambda root: gpu_trees.add_amd(root, FRONTIER, sockets=4),
+    "2 of 8 of AMD": lambda root: gpu_trees.add_amd(root, FRONTIER[:2], hidden=6),
+    "2 of AMD in 4 partitions": lambda root: gpu_trees.add_amd(root, [5] * 4 + [6] * 4),
+    "a screen of AMD": lambda root: gpu_trees.add_amd(root, [5], gpu_trees.VIDEO),
+    "6 of Intel, i915": lambda root: gpu_trees.add_intel(root, AURORA, 2, "i915"),
+    "2 of Intel, xe": lambda root: gpu_trees.add_intel(root, AURORA[:2], 1),
+    "a screen of Intel": lambda root: gpu_trees.add_intel(
+        root, ["0000:00:02.0"], 2, "i915", gpu_trees.VIDEO
+    ),
+    "a card and a screen of Intel": lambda root: gpu_trees.add_intel(
+        root, ["0000:00:02.0", "0000:03:00.0"], 1, "xe", gpu_trees.VIDEO
+    ),
+}
 
 
 @pytest.fixture
-def nccl(monkeypatch):
-    """Pretend that this torch was built with NCCL, or without."""
+def machine(tmp_path, monkeypatch):
+    """A made-up machine's root, with a torch of this build, and these variables."""
 
-    def pretend(available):
-        monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: available)
+    def make(name, build, variables):
+        MACHINES[name](tmp_path)
+        launchers.set_variables(monkeypatch, {**MASKS, **variables})
+        for each in ("cuda", "hip", "xpu"):
+            monkeypatch.setattr(torch.version, each, "13.0" if each == build else None)
+        monkeypatch.setattr(visibility, "read_torch_build", lambda: build)
+        monkeypatch.setattr(visibility, "_ask_driver", lambda: 0)
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "variables", "count"),
+    [
+        ("cpus", "cuda", {}, 0),
+        ("4 of NVIDIA", "cuda", {}, 4),
+        ("4 of NVIDIA", "cuda", {"CUDA_VISIBLE_DEVICES": "3,1"}, 2),
+        ("4 of NVIDIA", "cuda", {"CUDA_VISIBLE_DEVICES": "0,4,1"}, 1),
+        # As Slurm sets them if gres.conf does not name the maker.
+        ("4 of NVIDIA", "", {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0"}, 1),
+        ("8 of AMD", "hip", {}, 8),
+        ("8 of AMD", "", {}, 8),
+        ("8 of AMD", "cuda", {}, 0),
+        ("2 of 8 of AMD", "hip", {}, 2),
+        ("2 of AMD in 4 partitions", "hip", {}, 8),
+        ("8 of AMD", "hip", {"ROCR_VISIBLE_DEVICES": "4,5,6"}, 3),
+        ("8 of AMD", "hip", {"ROCR_VISIBLE_DEVICES": "GPU-1a,GPU-2b"}, 2),
+        ("8 of AMD", "hip", {"HIP_VISIBLE_DEVICES": "7", "CUDA_VISIBLE_DEVICES": ""}, 1),
+        # HIP counts those that ROCR_VISIBLE_DEVICES shows.
+        ("8 of AMD", "hip", {"ROCR_VISIBLE_DEVICES": "6,7", "HIP_VISIBLE_DEVICES": "1"}, 1),
+        ("8 of AMD", "hip", {"ROCR_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"}, 0),
+        # Perhaps nobody computes on it, but a torch for it says so.
+        ("a screen of AMD", "", {}, 0),
+        ("a screen of AMD", "hip", {}, 1),
+        ("6 of Intel, i915", "xpu", {}, 12),
+        ("6 of Intel, i915", "xpu", {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, 6),
+        ("6 of Intel, i915", "xpu", {"ZE_AFFINITY_MASK": "0,11"}, 2),
+        ("6 of Intel, i915", "xpu",
+         {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE", "ZE_AFFINITY_MASK": "0.0,0.1,3.1"}, 2),
+        ("6 of Intel, i915", "", {"CUDA_VISIBLE_DEVICES": ""}, 12),
+        ("2 of Intel, xe", "xpu", {}, 2),
+        ("a screen of Intel", "", {}, 0),
+        ("a screen of Intel", "xpu", {}, 1),
+        ("a card and a screen of Intel", "xpu", {}, 1),
+        ("a card and a screen of Intel", "", {}, 0),
+    ],
+)  # fmt: skip
+def test_gpus_are_counted_without_torch(machine, name, build, variables, count):
+    assert visibility.count_gpus(machine(name, build, variables)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "variables", "words"),
+    [
+        ("cpus", "", {}, ""),
+        ("cpus", "cuda", {}, ""),
+        ("cpus", "", {"CUDA_VISIBLE_DEVICES": ""}, ""),
+        ("cpus", "", {"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "2"}, ""),
+        ("cpus", "", {"CUDA_VISIBLE_DEVICES": "0,1"}, "none of the 2 GPUs .* built for CPUs alone"),
+        ("cpus", "", {"SLURM_GPUS_ON_NODE": "4"}, "none of the 4 GPUs .* built for CPUs alone"),
+        ("cpus", "cuda", {"CUDA_VISIBLE_DEVICES": "0"}, "of the 1 GPU .*: The driver is too old$"),
+        ("a screen of AMD", "", {}, ""),
+        ("a screen of Intel", "cuda", {}, ""),
+        ("4 of NVIDIA", "", {}, "4 NVIDIA GPUs .* for CPUs alone; install its CUDA build"),
+        ("4 of NVIDIA", "cuda", {"CUDA_VISIBLE_DEVICES": ""}, ""),
+        # A torch for CPUs alone, for another maker, and a driver that fails.
+        ("8 of AMD", "", {}, "8 AMD GPUs .* for CPUs alone; install its ROCm build"),
+        ("8 of AMD", "cuda", {}, "8 AMD GPUs .* built for NVIDIA GPUs; install its ROCm build"),
+        ("6 of Intel, i915", "hip", {}, "12 Intel GPUs .* for AMD GPUs; install its XPU build"),
+        ("6 of Intel, i915", "xpu", {}, "12 Intel GPUs .* does not say why; xpu-smi may"),
+        ("8 of AMD", "hip", {}, "8 AMD GPUs .*: The driver is too old$"),
+        # Slurm sets the variables of all makers.
+        ("8 of AMD", "", {"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1"}, "2 AMD"),
+        # Hidden on purpose, or by a variable that was meant for another maker.
+        ("8 of AMD", "hip", {"HIP_VISIBLE_DEVICES": ""}, ""),
+        ("8 of AMD", "hip", {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES= hides 8 AMD GPUs"),
+        ("8 of AMD", "hip", {"ROCR_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"},
+         "^ROCR_VISIBLE_DEVICES=1 shows 1 AMD GPU, which CUDA_.*=1 counts from 0: there is no 1;"),
+    ],
+)  # fmt: skip
+def test_gpus_that_torch_does_not_see_are_explained(
+    machine, name, build, variables, words, monkeypatch
+):
+    def warn():
+        warnings.warn("The driver is too old (Triggered internally at x.cpp:1.)", stacklevel=1)
+
+    root = machine(name, build, variables)
+    monkeypatch.setattr(torch.cuda, "is_available", warn)
+    found = visibility.explain_unseen(root)
+    assert bool(found) == bool(words) and re.search(words, found), found
+
+
+@pytest.fixture
+def built_with(monkeypatch):
+    """Pretend that this torch was built with the backend of its GPUs, or without."""
+
+    def pretend(available, build="cuda"):
+        for each in ("nccl", "xccl"):
+            monkeypatch.setattr(f"torch.distributed.is_{each}_available", lambda: available)
+        for each in ("cuda", "hip", "xpu"):
+            monkeypatch.setattr(torch.version, each, "13.0" if each == build else None)
 
     return pretend
 
@@ -204,9 +307,22 @@ def nccl(monkeypatch):
         ("nccl", False, None, True, "nccl"),
     ],
 )
-def test_choose_backend(requested, refused, lacking, built, backend, nccl):
-    nccl(built)
+def test_choose_backend(requested, refused, lacking, built, backend, built_with):
+    built_with(built)
     assert device.choose_backend(requested, refused, lacking) == backend
+
+
+@pytest.mark.parametrize(
+    ("build", "backend", "refuses"),
+    [("", "nccl", True), ("hip", "nccl", True), ("xpu", "xccl", False)],
+)
+def test_each_maker_has_its_backend(build, backend, refuses, built_with):
+    built_with(True, build)
+    assert device.choose_backend("auto", False, None) == backend
+    assert device.refuses_sharing() == refuses
+    # Gloo has no calls for Intel's tensors.
+    with pytest.raises(ConfigurationError) if build == "xpu" else contextlib.nullcontext():
+        device.check_mixture("rank 1", "rank 0")
 
 
 @pytest.mark.parametrize(
@@ -216,11 +332,11 @@ def test_choose_backend(requested, refused, lacking, built, backend, nccl):
         ("nccl", True, None, True, LaunchError, ["share a GPU", "NCCL_MULTI_RANK_GPU_ENABLE=1"]),
         ("nccl", False, None, False, ConfigurationError, ["without NCCL"]),
         ("mpi", False, None, True, ConfigurationError, ["built without MPI", "--sync auto"]),
-        ("ucc", False, None, True, ConfigurationError, ["'ucc'", "auto, nccl, gloo or mpi"]),
+        ("ucc", False, None, True, ConfigurationError, ["'ucc'", "auto, nccl, xccl, gloo or mpi"]),
     ],
 )
-def test_backends_that_cannot_work(requested, refused, lacking, built, kind, words, nccl):
-    nccl(built)
+def test_backends_that_cannot_work(requested, refused, lacking, built, kind, words, built_with):
+    built_with(built)
     with pytest.raises(kind) as caught:
         device.choose_backend(requested, refused, lacking)
     assert all(word in str(caught.value) for word in words)
@@ -281,6 +397,39 @@ def test_two_ranks_on_one_gpu_end_before_nccl():
     assert len(lines) == 1 and "ranks 0, 1 would use a GPU that another rank uses" in lines[0]
     assert "2 ranks for 1 visible GPU" in lines[0] and "--allow-shared-gpu" in lines[0]
     assert "Traceback" not in result.output
+
+
+# Intel's GPUs, and a torch for them: what is called of torch is pretended, and so is its backend.
+FAKE_XPU = """
+import types
+import torch, mpiddp
+from mpiddp.launch.rendezvous import store
+torch.version.xpu = "20250302"
+xpu = torch.xpu
+xpu.device_count, xpu.is_initialized, set_devices = lambda: 2, lambda: True, []
+xpu.set_device = set_devices.append
+xpu.get_device_properties = lambda index: types.SimpleNamespace(uuid=f"d20ebf0c-{index}")
+xpu.get_device_name = lambda device: "Intel(R) Data Center GPU Max 1550"
+torch.distributed.is_xccl_available = lambda: True
+real = store.make_group
+def make_group(found, world, backend, device, timeout):
+    assert (backend, str(device), set_devices) == ("xccl", f"xpu:{world.rank}", [world.rank])
+    real(found, world, "gloo", device, timeout)
+store.make_group = make_group
+with mpiddp.init(timeout=90) as session:
+    print(session.backend, session.device, session.gpus)
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_compute_on_intels_gpus():
+    result = launchers.run("mpich", 2, ["-c", FAKE_XPU]).expect(0)
+    assert sorted(result.stdout.splitlines()) == ["xccl xpu:0 (0, 1)", "xccl xpu:1 (0, 1)"]
+    assert "GPU Intel(R) Data Center GPU Max 1550" in result.stderr
+    # A torch for other GPUs does not do for them.
+    result = launchers.run("mpich", 2, ["-c", FAKE_XPU.replace("=90", '=90, devices="cuda"')])
+    lines = messages(result.expect(2))
+    assert "this torch is for Intel GPUs: --devices xpu" in lines[0]
 
 
 # Rank 0 sees four GPUs, rank 1 none.
@@ -462,19 +611,23 @@ def test_slices_are_counted_without_cuda_where_a_script_may_fork(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hip", "variables", "shown"),
+    ("build", "variables", "shown"),
     [
-        (None, {}, {"CUDA_VISIBLE_DEVICES": "2,0"}),
-        (None, {"HIP_VISIBLE_DEVICES": "5,6,7"}, {"CUDA_VISIBLE_DEVICES": "2,0"}),
-        ("7.2", {"CUDA_VISIBLE_DEVICES": "5,6,7"}, {"CUDA_VISIBLE_DEVICES": "7,5"}),
+        ("", {}, {"CUDA_VISIBLE_DEVICES": "2,0"}),
+        ("cuda", {"HIP_VISIBLE_DEVICES": "5,6,7"}, {"CUDA_VISIBLE_DEVICES": "2,0"}),
+        ("hip", {"CUDA_VISIBLE_DEVICES": "5,6,7"}, {"CUDA_VISIBLE_DEVICES": "7,5"}),
         # AMD's runtime reads no other one then.
-        ("7.2", {"HIP_VISIBLE_DEVICES": "5, 6, 7"}, {"HIP_VISIBLE_DEVICES": "7,5"}),
+        ("hip", {"HIP_VISIBLE_DEVICES": "5, 6, 7"}, {"HIP_VISIBLE_DEVICES": "7,5"}),
+        # HIP counts what that shows, and torch takes no other variable beside it.
+        ("hip", {"ROCR_VISIBLE_DEVICES": "5,6,7"}, {"HIP_VISIBLE_DEVICES": "2,0"}),
+        ("xpu", {}, {"ZE_AFFINITY_MASK": "2,0"}),
+        ("xpu", {"ZE_AFFINITY_MASK": "9,10,11"}, {"ZE_AFFINITY_MASK": "11,9"}),
+        # Several tiles of one card are one device.
+        ("xpu", {"ZE_AFFINITY_MASK": "0.0,0.1,1,2.1"}, {"ZE_AFFINITY_MASK": "2.1,0.0,0.1"}),
     ],
 )
-def test_a_script_is_shown_its_gpus_by_the_variable_that_counts(monkeypatch, hip, variables, shown):
-    unset = {"CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
-    launchers.set_variables(monkeypatch, {**unset, **variables})
-    monkeypatch.setattr("torch.version.hip", hip)
+def test_a_script_is_shown_its_gpus_by_the_variable_that_counts(machine, build, variables, shown):
+    machine("cpus", build, variables)
     assert device.name_visible((2, 0)) == shown
 
 
@@ -485,13 +638,15 @@ CARD = {"pci_domain_id": 0, "pci_bus_id": 193, "pci_device_id": 0}
 def ask_cuda(monkeypatch):
     """What ``select`` finds, where CUDA tells these properties and the variable holds that."""
 
-    def ask(placement, visible, hip, **properties):
+    def ask(placement, visible, build, **properties):
         launchers.set_variables(monkeypatch, {"CUDA_VISIBLE_DEVICES": visible})
-        monkeypatch.setattr("torch.version.hip", hip)
-        monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
-        monkeypatch.setattr(
-            "torch.cuda.get_device_properties", lambda index: SimpleNamespace(**properties)
-        )
+        for each in ("hip", "xpu"):
+            monkeypatch.setattr(torch.version, each, "7.2" if each == build else None)
+        for module in (torch.cuda, torch.xpu):
+            monkeypatch.setattr(module, "set_device", lambda index: None)
+            monkeypatch.setattr(
+                module, "get_device_properties", lambda index: SimpleNamespace(**properties)
+            )
         return device.select(placement)
 
     return ask
@@ -500,7 +655,7 @@ def ask_cuda(monkeypatch):
 @pytest.mark.parametrize(
     ("one", "other", "shares", "crowded"),
     [
-        # uuid and PCI address, CUDA_VISIBLE_DEVICES, ROCm
+        # uuid and PCI address, CUDA_VISIBLE_DEVICES, build of torch
         (("A", CARD, "0", None), ("A", CARD, "GPU-a", None), True, True),
         (("A", CARD, None, None), ("B", CARD | {"pci_bus_id": 1}, None, None), False, False),
         # Slices: CUDA gives the whole GPU's UUID, or each slice its own.
@@ -511,22 +666,54 @@ def ask_cuda(monkeypatch):
         (("A", {}, None, None), ("A", {}, None, None), True, True),
         ((None, CARD, None, None), (None, CARD, None, None), True, True),
         # ROCm, where there is no NVML.
-        (("A", CARD, None, "7.2"), ("A", CARD, None, "7.2"), True, True),
-        (("A", CARD, None, "7.2"), ("B", CARD, None, "7.2"), False, False),
+        (("A", CARD, None, "hip"), ("A", CARD, None, "hip"), True, True),
+        (("A", CARD, None, "hip"), ("B", CARD, None, "hip"), False, False),
+        # Intel's, of which torch tells no addresses: a tile has a UUID of its own.
+        (("A-0", {}, None, "xpu"), ("A-0", {}, None, "xpu"), True, True),
+        (("A-0", {}, None, "xpu"), ("A-1", {}, None, "xpu"), False, False),
     ],
 )
 def test_cuda_says_who_shares(ask_cuda, one, other, shares, crowded):
     placements = [
-        ask_cuda(place(rank, 1, 0), visible, hip, uuid=uuid, **card)
-        for rank, (uuid, card, visible, hip) in enumerate((one, other))
+        ask_cuda(place(rank, 1, 0), visible, build, uuid=uuid, **card)
+        for rank, (uuid, card, visible, build) in enumerate((one, other))
     ]
     assert device.find_shared(placements) == frozenset({0, 1} if shares else ())
     assert device.find_crowded(placements) == frozenset({0, 1} if crowded else ())
 
 
 def test_partitions_of_an_amd_gpu_are_gpus_of_their_own(ask_cuda):
-    seen = [ask_cuda(place(rank, 8, rank), None, "7.2", uuid="A", **CARD) for rank in range(2)]
+    seen = [ask_cuda(place(rank, 8, rank), None, "hip", uuid="A", **CARD) for rank in range(2)]
     assert not device.find_crowded(seen)
+    # Each rank sees one, as ROCR_VISIBLE_DEVICES says; the kernel's list tells them apart.
+    names = [f"0000:c1:00.0 node {number}" for number in (2, 3)]
+    alone = [place(rank, 1, 0, name) for rank, name in enumerate(names)]
+    assert not device.find_crowded(
+        [ask_cuda(each, None, "hip", uuid="A", **CARD) for each in alone]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "variables", "index", "identity"),
+    [
+        ("8 of AMD", "hip", {}, 2, "0000:c9:00.0"),
+        ("8 of AMD", "hip", {"ROCR_VISIBLE_DEVICES": "6,7", "HIP_VISIBLE_DEVICES": "1"}, 0,
+         "0000:de:00.0"),
+        ("2 of AMD in 4 partitions", "hip", {}, 5, "0000:06:00.0 node 6"),
+        ("6 of Intel, i915", "xpu", {}, 3, "0000:42:00.0 tile 1"),
+        ("6 of Intel, i915", "xpu", {"ZE_AFFINITY_MASK": "11"}, 0, "0000:ce:00.0 tile 1"),
+        ("2 of Intel, xe", "xpu", {}, 1, "0000:42:00.0"),
+        ("2 of Intel, xe", "xpu", {}, 2, None),
+        ("cpus", "hip", {}, 0, None),
+    ],
+)  # fmt: skip
+def test_the_kernel_tells_the_gpus_of_other_makers_apart(
+    machine, name, build, variables, index, identity, monkeypatch
+):
+    root = machine(name, build, variables)
+    monkeypatch.setattr(device, "list_visible", partial(visibility.list_visible, root=root))
+    assert device.find_identity(index) == identity
+    assert device.find_bus_of(identity) == (identity and identity.split()[0])
 
 
 def test_the_bus_as_the_system_writes_it():

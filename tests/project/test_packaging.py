@@ -168,6 +168,78 @@ def test_everything_that_is_installed_has_a_tested_version():
         assert pin not in pins or SpecifierSet(needs).contains(f"{oldest}.0"), pin
 
 
+SITE_TORCH = "2.10.0a0+git449b176"
+"""As one centre's module has it (ALCF's guide to Aurora, August 2026)."""
+
+
+def make_wheel(folder: Path, name: str, version: str) -> Path:
+    """The smallest package of this name."""
+    info, path = f"{name}-{version}.dist-info", folder / f"{name}-{version}-py3-none-any.whl"
+    files = {
+        f"{name}.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, text in files.items():
+            archive.writestr(each, text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory) -> Path:
+    """What pip could install: torch in several releases, and the other requirements."""
+    folder = tmp_path_factory.mktemp("index")
+    parser = configparser.ConfigParser()
+    parser.read(launchers.ROOT / "setup.cfg", encoding="utf-8")
+    for line in parser["options"]["install_requires"].split():
+        make_wheel(folder, _name_of(line), "99.0")
+    (folder / "torch-99.0-py3-none-any.whl").unlink()
+    for version in ("2.9.1", "2.10.0", "2.11.0", "2.12.0a0", "2.12.0.dev20261101"):
+        make_wheel(folder, "torch", version)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [
+        # An alpha is kept if a site has it, and chosen by nobody.
+        ("nowhere", "2.11.0"),
+        ("in the environment", SITE_TORCH),
+        ("in a module", SITE_TORCH),
+        ("below the environment", SITE_TORCH),
+    ],
+)
+def test_a_sites_own_torch_stays(wheel, index, tmp_path, place, found):
+    """A module is a directory in PYTHONPATH; a system's packages are those of PYTHONUSERBASE."""
+    prefix, base = tmp_path / "prefix", tmp_path / "base"
+    flags = ["--system-site-packages"] if place == "below the environment" else []
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", *flags, prefix], check=True)
+    site = base / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    if place == "in the environment":
+        [site] = prefix.glob("lib/python*/site-packages")
+    variables = {"PYTHONPATH": str(site) if place == "in a module" else ""}
+    pip = [sys.executable, "-m", "pip", "--python", prefix / "bin" / "python"]
+    install = [*pip, "install", "--quiet", "--no-index", "--no-compile", "--find-links", index]
+    env = {"PYTHONUSERBASE": str(base), "VIRTUAL_ENV": "", **variables}
+    if place != "nowhere":
+        torch = make_wheel(tmp_path, "torch", SITE_TORCH)
+        site.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(torch) as archive:
+            archive.extractall(site)
+    before = {path: path.stat().st_mtime_ns for path in base.rglob("*")}
+    base.mkdir(exist_ok=True)
+    base.chmod(0o555)
+    launchers.execute(*install, wheel, env=env).expect(0)
+    program = "from importlib.metadata import version as v; print(v('torch'), v('mpiddp'))"
+    shown = launchers.execute(prefix / "bin" / "python", "-c", program, env=env)
+    assert shown.expect(0).stdout == f"{found} {mpiddp.__version__}\n"
+    # Root may write anywhere: nothing has changed there.
+    assert {path: path.stat().st_mtime_ns for path in base.rglob("*")} == before
+    base.chmod(0o755)
+
+
 def test_an_editable_install_is_not_hidden_by_a_folder_of_its_name(wheel, tmp_path):
     """As in the directory that a checkout lies in."""
     source = wheel.parents[1]

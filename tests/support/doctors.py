@@ -44,6 +44,9 @@ from unittest import mock
 torch = sys.modules["torch"] = mock.MagicMock(__version__="made up")
 sys.modules.update({"torch.distributed": torch.distributed, "torch._C._distributed_c10d": torch})
 torch.cuda.device_count.return_value = 0
+torch.get_device_module.return_value = torch.cuda
+torch.device.return_value.type = "cpu"
+torch.version.cuda = torch.version.hip = torch.version.xpu = None
 torch.distributed.is_initialized.return_value = False
 """
 """A patch for what ends before torch has a part in it: its import costs more than all the rest."""

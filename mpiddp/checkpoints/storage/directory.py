@@ -111,7 +111,9 @@ class Staging:
                 continue
             buffer = self._buffers.get(name)
             if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                buffer = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=_is_on_gpu(tensor)
+                )
             copies[name] = buffer.copy_(tensor.detach(), non_blocking=True)
         self._buffers = copies
         return copies
@@ -122,8 +124,12 @@ def wait_for_gpus(tensors: Mapping[str, torch.Tensor]) -> None:
 
     A script's GPU need not be torch's current one, nor its stream the one in which they are copied.
     """
-    for gpu in {each.device for each in tensors.values() if each.is_cuda}:
-        torch.cuda.synchronize(gpu)
+    for gpu in {each.device for each in tensors.values() if _is_on_gpu(each)}:
+        torch.get_device_module(gpu).synchronize(gpu)
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda or tensor.is_xpu
 
 
 class CheckpointDirectory:

@@ -12,8 +12,10 @@ from mpiddp.doctor.examiner.examiner import Examiner
 from mpiddp.doctor.examiner.findings import Finding
 from mpiddp.doctor.gpu import gpus, nccl_log
 from mpiddp.launch import phases
-from mpiddp.launch.device.choice import AUTO, CUDA
+from mpiddp.launch.device.choice import AUTO
 from mpiddp.launch.device.device import Placement
+from mpiddp.launch.device.vendors import TYPES, VENDORS
+from mpiddp.launch.device.visibility import find_vendor
 from mpiddp.launch.network.infiniband import has_peer_memory
 from mpiddp.launch.phases import Compute, StartUp
 
@@ -56,7 +58,7 @@ def examine_gpus(examiner: Examiner) -> ExaminedGpus | None:
         return None
 
     def examine(_: StartUp, device: torch.device) -> list[gpus.Gpu]:
-        return [gpus.examine_gpu(world.rank, device)] if device.type == "cuda" else []
+        return [gpus.examine_gpu(world.rank, device)] if device.type != "cpu" else []
 
     own = examiner.attempt(gpus.GPUS, examine, compute.device, expected=Exception)
     if own is None:
@@ -73,13 +75,15 @@ def _judge_node(
 ) -> GpuRow:
     before = examiner.before
     masks = {placement.rank: placement.cores for placement in placements}
-    hidden = before.get(environment.CUDA_VISIBLE_DEVICES) == ""
-    hidden |= examiner.settings.devices not in (AUTO, CUDA)
+    makers = (built,) if (built := find_vendor()) is not None else VENDORS
+    masks_of = {name for maker in makers for group in maker.masks for name in group}
+    hidden = any(before.get(name) == "" for name in masks_of)
+    hidden |= examiner.settings.devices not in (AUTO, *TYPES)
     count = gpus.judge_count(
         examiner.world.hostname,
         placements,
         found,
-        0 if hidden else gpus.count_files(),
+        0 if hidden else gpus.count_present(),
         are_allotted=environment.is_set((environment.SLURM_JOB_ID,), before),
     )
     return GpuRow([count, gpus.judge_place(found, masks)], list(found))

@@ -6,12 +6,14 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpiddp.doctor.examiner.findings import Finding, join_some, passed, skipped, warned
 from mpiddp.launch.device.binding import find_near_cpus
 from mpiddp.launch.device.device import Placement, find_bus, find_remarks, find_shared
 from mpiddp.launch.device.nccl import find_version
+from mpiddp.launch.device.vendors import NVIDIA, ROOT, VENDORS
+from mpiddp.launch.device.visibility import find_module, find_vendor
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.network.fabrics import BadVersion
 from mpiddp.wording import count_noun, fold_numbers
@@ -31,7 +33,6 @@ EDGE = 4096
 """Rows and columns of the matrices."""
 PRODUCTS = 10
 TRIALS = 3
-DEVICES = Path("/dev")
 SHOWN = 8
 
 
@@ -52,12 +53,10 @@ class Gpu:
 
 
 def examine_gpu(rank: int, device: torch.device) -> Gpu:
-    import torch
-
-    properties: Any = torch.cuda.get_device_properties(device)
-    count, own = torch.cuda.device_count(), device.index
-    others = [index for index in range(count) if index != own]
-    peers = all(torch.cuda.can_device_access_peer(own, other) for other in others)
+    module = find_module()
+    properties, own = module.get_device_properties(device), device.index
+    others = [index for index in range(module.device_count()) if index != own]
+    peers = all(module.can_device_access_peer(own, other) for other in others)
     return Gpu(
         rank=rank,
         name=properties.name,
@@ -77,9 +76,7 @@ def measure_product(device: torch.device) -> float:
     result = torch.empty_like(left)
     best = float("inf")
     for _ in range(TRIALS + 1):
-        # torch has no types for these.
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
+        begin, end = (find_module().Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(PRODUCTS):
             torch.mm(left, left, out=result)
@@ -89,9 +86,16 @@ def measure_product(device: torch.device) -> float:
     return 2.0 * EDGE**3 * PRODUCTS / best
 
 
-def count_files(folder: Path = DEVICES) -> int:
-    """GPUs for which the driver has made device files, whether or not torch can use them."""
-    return sum(path.name[len("nvidia") :].isdecimal() for path in folder.glob("nvidia*"))
+def count_present(root: Path = ROOT) -> int:
+    """GPUs that this machine shows, whether or not torch can use them: of one maker.
+
+    NVIDIA's by their device files: a container has those of its own GPUs alone, but the driver's
+    list of all.
+    """
+    files = (root / "dev").glob("nvidia*")
+    counts = [sum(path.name[len("nvidia") :].isdecimal() for path in files)]
+    others = (maker.list_gpus(root) for maker in VENDORS if maker is not NVIDIA)
+    return max(counts + [sum(gpu.is_certain for gpu in each) for each in others])
 
 
 def judge_count(
@@ -105,12 +109,12 @@ def judge_count(
     """GPUs of one node against its ranks. Ranks that share one unasked were refused before.
 
     Args:
-        present: how many the node has by its device files, 0 if they are hidden on purpose.
+        present: how many the node has, 0 if they are hidden on purpose.
         are_allotted: whether a batch system decides how many of them are this job's.
     """
     visible = max(placement.visible for placement in placements)
     if visible == 0:
-        return _judge_blindness(present)
+        return _judge_blindness(present, next((p.unseen for p in placements if p.unseen), ""))
     lacking = [placement.rank for placement in placements if placement.index is None]
     if lacking:
         return warned(
@@ -132,15 +136,16 @@ def judge_count(
     return passed(GPUS, found)
 
 
-def _judge_blindness(present: int) -> Finding:
+def _judge_blindness(present: int, unseen: str) -> Finding:
+    advice = (
+        "A torch built for the CPU (torch.version.cuda is None), a driver that is too old, or no "
+        "GPUs asked for (--gpus-per-node)?"
+    )
+    if unseen:
+        return warned(GPUS, unseen, advice)
     if not present:
         return skipped(GPUS, "no GPUs: ranks compute on the CPU")
-    return warned(
-        GPUS,
-        f"{count_noun(present, 'GPU')} in /dev, but torch sees none",
-        "A torch built for the CPU (torch.version.cuda is None), a driver that is too old "
-        "(nvidia-smi), or no GPUs asked for (--gpus-per-node)?",
-    )
+    return warned(GPUS, f"{count_noun(present, 'GPU')} here, but torch sees none", advice)
 
 
 def describe_gpus(placements: Sequence[Placement], gpus: Sequence[Gpu]) -> str:
@@ -174,28 +179,36 @@ def _find_problems(
         )
     elif present > used:
         yield (
-            f"{count_noun(present, 'GPU')} in /dev, {used} of them visible",
-            f"If all are yours: unset CUDA_VISIBLE_DEVICES, and start {present} ranks on this node",
+            f"{count_noun(present, 'GPU')} here, {used} of them visible",
+            f"If all are yours: unset {_name_masks()}, and start {present} ranks on this node",
         )
     if far := [gpu.rank for gpu in gpus if gpu.peers is False]:
         ranks_apart = fold_numbers(far, most=SHOWN)
         yield (
             f"the GPUs of ranks {ranks_apart} cannot read the memory of all others",
             (
-                "NCCL then goes through the host's memory: see which pairs cannot with nvidia-smi "
-                "topo -p2p r; have PCIe's access control (ACS) and the IOMMU turned off, outside "
-                "of virtual machines; some cards of workstations never can"
+                "NCCL then goes through the host's memory: see which pairs cannot with "
+                f"{(find_vendor() or NVIDIA).show_links}; have PCIe's access control (ACS) and the "
+                "IOMMU turned off, outside of virtual machines; some cards for workstations cannot"
             ),
         )
+
+
+def _name_masks() -> str:
+    """The variables that hide GPUs of the maker whose torch this is."""
+    groups = (find_vendor() or NVIDIA).masks
+    return " and ".join(dict.fromkeys(name for group in groups for name in group))
 
 
 def judge_kinds(
     gpus: Sequence[Gpu], hosts: Mapping[int, str], without: Sequence[str] = ()
 ) -> Finding:
     """Whether all ranks have GPUs of one kind, and one NCCL; ``without``: hosts without GPUs."""
+    own = (find_vendor() or NVIDIA).backend
+    without_nccl = "no NCCL" if own == NVIDIA.backend else own
     kinds: dict[str, list[str]] = {"no GPU": [*without]} if without else {}
     for gpu in gpus:
-        kind = f"{gpu.name}, {f'NCCL {gpu.nccl}' if gpu.nccl else 'no NCCL'}"
+        kind = f"{gpu.name}, {f'NCCL {gpu.nccl}' if gpu.nccl else without_nccl}"
         kinds.setdefault(kind, []).append(hosts[gpu.rank])
     if len(kinds) == 1:
         return passed(GPU_KINDS, f"{next(iter(kinds))} for every rank")
@@ -271,6 +284,6 @@ def judge_speed(gpus: Sequence[Gpu], hosts: Mapping[int, str]) -> Finding:
     return warned(
         GPU_SPEED,
         f"{found}, but {join_some(slow)}",
-        "Look at them with nvidia-smi -q -d PERFORMANCE,ECC and -d CLOCK: heat, power limit, "
-        "another process? Leave the node out with --exclude until then",
+        f"Look at them with {(find_vendor() or NVIDIA).show_health}: heat, power limit, another "
+        "process? Leave the node out with --exclude until then",
     )

@@ -6,13 +6,15 @@ import re
 from typing import TYPE_CHECKING
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.device.vendors import TYPES
 from mpiddp.options.checks import check
 from mpiddp.wording import count_noun
 
 if TYPE_CHECKING:
     from mpiddp.launch.mpi.world import World
 
-AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+AUTO, CPU = "auto", "cpu"
+WORDS = (AUTO, CPU, *TYPES)
 
 
 def read_list(devices: str) -> tuple[int, ...] | None:
@@ -20,32 +22,34 @@ def read_list(devices: str) -> tuple[int, ...] | None:
 
     Raises ConfigurationError for anything else, and for a number that is given twice.
     """
-    if devices in (AUTO, CPU, CUDA):
+    if devices in WORDS:
         return None
     # A script may give init() a number.
     is_list = re.fullmatch(r"\s*\d{1,9}\s*(,\s*\d{1,9}\s*)*", str(devices), re.ASCII)
     good = type(devices) is str and is_list is not None
-    check("devices", good, "auto, cpu, cuda, or numbers of GPUs such as '0,2'", devices)
+    check("devices", good, f"{', '.join(WORDS)}, or numbers of GPUs such as '0,2'", devices)
     numbers = tuple(map(int, devices.split(",")))
     check("devices", len(set(numbers)) == len(numbers), "each GPU once", devices)
     return numbers
 
 
 def choose_gpus(
-    devices: str, visible: int, world: World, *, allow_sharing: bool
+    devices: str, visible: int, world: World, *, allow_sharing: bool, unseen: str = ""
 ) -> tuple[int, ...]:
     """Numbers of the GPUs that the ranks of this node take, by local rank; empty for the CPU.
 
     ``visible``: how many GPUs this process sees; ``allow_sharing``: whether a list may be too
-    short. Raises ConfigurationError if ``devices`` asks for what this rank does not see.
+    short; ``unseen``: why it sees none, if that is known. Raises ConfigurationError if ``devices``
+    asks for what this rank does not see.
     """
     numbers = read_list(devices)
     if devices == CPU:
         return ()
-    if devices == CUDA and not visible:
+    if devices in TYPES and not visible:
         raise ConfigurationError(
-            "--devices cuda: this rank sees no GPU: ask for GPUs (--gpus-per-node), start no ranks "
-            "on this host, or let ranks without one use the CPU: --devices auto"
+            f"--devices {devices}: this rank sees no GPU: {f'{unseen}; ' if unseen else ''}ask for "
+            "GPUs (--gpus-per-node), start no ranks on this host, or let ranks without one use the "
+            "CPU: --devices auto"
         )
     if numbers is None:
         return tuple(range(visible))

@@ -1,4 +1,4 @@
-"""Which GPU or which CPU cores belong to this rank, decided before NCCL is asked anything."""
+"""Which GPU or CPU cores belong to this rank, decided before its backend is asked anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,24 @@ from mpiddp.launch.device.binding import (
     read_topology,
 )
 from mpiddp.launch.device.choice import CPU, choose_gpus
-from mpiddp.launch.device.visibility import explain_unseen
+from mpiddp.launch.device.vendors import (
+    AMD,
+    BACKENDS,
+    INTEL,
+    NVIDIA,
+    TYPES,
+    Vendor,
+    format_bus,
+    is_address,
+    list_masks,
+)
+from mpiddp.launch.device.visibility import (
+    explain_unseen,
+    find_contradiction,
+    find_module,
+    find_vendor,
+    list_visible,
+)
 from mpiddp.process.cpus import find_cpus, find_quota
 
 if TYPE_CHECKING:
@@ -54,7 +71,7 @@ class Placement:
     quota: float = math.inf
     """The cores' worth of time that its container has."""
     unseen: str = ""
-    """What `explain_unseen` says; empty if this process is on the CPU for another reason."""
+    """Why it does not see the GPUs that it was given; empty if it does, or if it was given none."""
 
     @property
     def visible(self) -> int:
@@ -81,11 +98,14 @@ def find_placement(
 
     Args:
         devices: as in `choose_gpus`, whose errors this raises.
-        may_initialize: whether CUDA may be initialised. A script may still want to fork, or to
-            change CUDA_VISIBLE_DEVICES.
+        may_initialize: whether torch may initialise GPUs. A script may still want to fork, or to
+            change the variables that select them.
     """
-    visible = count_visible(may_initialize=may_initialize)
-    gpus = choose_gpus(devices, visible, world, allow_sharing=allow_sharing)
+    vendor = find_vendor()
+    is_other = vendor is not None and devices in TYPES and devices != vendor.type
+    visible = 0 if is_other else count_visible(may_initialize=may_initialize)
+    unseen = "" if devices == CPU else _find_reason(vendor, devices, visible)
+    gpus = choose_gpus(devices, visible, world, allow_sharing=allow_sharing, unseen=unseen)
     index = choose_index(gpus, world.local_rank)
     identity = find_identity(index) if index is not None else None
     return Placement(
@@ -97,23 +117,38 @@ def find_placement(
         allotted=find_allotted_cpus(),
         near=find_near_cpus(find_bus_of(identity)),
         quota=find_quota(),
-        unseen=explain_unseen() if not visible and devices != CPU else "",
+        unseen=unseen,
     )
+
+
+def _find_reason(vendor: Vendor | None, devices: str, visible: int) -> str:
+    """Why this process does not see the GPUs that it was given; empty if it sees all."""
+    if vendor is not None and devices in TYPES and devices != vendor.type:
+        return f"this torch is for {vendor.name} GPUs: --devices {vendor.type}"
+    if visible:
+        return find_contradiction(vendor) if vendor is not None else ""
+    return explain_unseen()
 
 
 def count_visible(*, may_initialize: bool) -> int:
     """GPUs that this process can see.
 
     torch cannot count slices without initialising CUDA. CUDA shows one of them, the first that
-    CUDA_VISIBLE_DEVICES names (CUDA C++ Programming Guide, CUDA Environment Variables).
+    CUDA_VISIBLE_DEVICES names (CUDA C++ Programming Guide, CUDA Environment Variables). Nor can it
+    count Intel's without pyzes: the kernel's list is counted. Of AMD's it may count some that HIP
+    does not show, if variables hide GPUs from each other.
     """
     import torch
 
-    entries = _list_entries()
+    vendor, entries = find_vendor(), _list_entries()
     if not may_initialize and entries and entries[0].startswith(SLICE):
         # torch has no types for it.
         return int(torch.backends.cuda.is_built())
-    return torch.cuda.device_count()
+    if vendor is INTEL and not may_initialize and (found := list_visible(vendor)):
+        return len(found)
+    count: int = find_module().device_count()
+    hides = vendor is not None and find_contradiction(vendor)
+    return min(count, len(list_visible(vendor))) if vendor is not None and hides else count
 
 
 def choose_index(gpus: Sequence[int], local_rank: int) -> int | None:
@@ -126,33 +161,39 @@ def choose_index(gpus: Sequence[int], local_rank: int) -> int | None:
 
 def name_visible(gpus: Sequence[int]) -> dict[str, str]:
     """The variable with which a process sees only these of the GPUs that it sees now."""
-    entries = _list_entries()
+    vendor, entries = find_vendor() or NVIDIA, _list_entries()
     shown = ",".join(str(gpu) if entries is None else entries[gpu] for gpu in gpus)
-    return {_find_variable(): shown}
-
-
-def _find_variable() -> str:
-    """CUDA_VISIBLE_DEVICES, or AMD's own, which AMD's GPUs go by if it is set."""
-    import torch
-
-    is_own = torch.version.hip is not None and environment.HIP_VISIBLE_DEVICES in os.environ
-    return environment.HIP_VISIBLE_DEVICES if is_own else environment.CUDA_VISIBLE_DEVICES
+    own, common = vendor.masks[-1][0], vendor.masks[-1][-1]
+    # torch counts all that ROCR_VISIBLE_DEVICES shows, unless HIP's own variable is set.
+    return {common if {name for name, _ in list_masks(vendor)} <= {common} else own: shown}
 
 
 def _list_entries() -> list[str] | None:
-    """The GPUs that the environment names; None if it does not."""
-    visible = os.environ.get(_find_variable())
-    return None if visible is None else [entry.strip() for entry in visible.split(",")]
+    """The GPUs that the last variable which counts names; None if it is not set."""
+    vendor = find_vendor() or NVIDIA
+    named = dict(list_masks(vendor))
+    entries = next((named[name] for name in vendor.masks[-1] if name in named), None)
+    if entries is None or vendor is not INTEL:
+        return entries
+    # Several tiles of one card (0.0,0.1) are one device.
+    cards: dict[str, list[str]] = {}
+    for entry in entries:
+        cards.setdefault(entry.partition(".")[0], []).append(entry)
+    return [",".join(tiles) for tiles in cards.values()]
 
 
 def find_identity(index: int) -> str | None:
-    """Identity of visible GPU ``index`` as far as NVML tells, or None.
+    """Identity of visible GPU ``index`` as far as NVML or the kernel tells, or None.
 
-    NVML needs neither a context nor CUDA's initialisation, after which CUDA_VISIBLE_DEVICES would
-    be fixed and a forked child could not use CUDA: a script may still rely on both. It counts GPUs
-    by their PCI addresses, while CUDA begins with the fastest unless it is told otherwise: the
-    number of a GPU then stands for it beside the list of all.
+    NVIDIA's GPUs alone have NVML. It needs neither a context nor CUDA's initialisation, after which
+    CUDA_VISIBLE_DEVICES would be fixed and a forked child could not use CUDA: a script may still
+    rely on both. It counts GPUs by their PCI addresses, while CUDA begins with the fastest unless
+    it is told otherwise: the number of a GPU then stands for it beside the list of all.
     """
+    vendor = find_vendor() or NVIDIA
+    if vendor is not NVIDIA:
+        shown = list_visible(vendor)
+        return shown[index] if index < len(shown) else None
     entries = _list_entries()
     if entries is not None and index >= len(entries):
         return None
@@ -173,43 +214,48 @@ def find_identity(index: int) -> str | None:
 
 
 def find_bus_of(identity: str | None) -> str | None:
-    """The PCI address of the GPU that `find_identity` has named, or None without NVML.
+    """The PCI address of the GPU that `find_identity` has named, or None if nothing tells.
 
     Of several GPUs in an order that only CUDA knows, the one that NVML gives the same number.
     """
+    if identity and is_address(address := identity.partition(" ")[0]):
+        return address
     number, _, uuids = (identity or "").rpartition(" of ")
     uuid = uuids.split(", ")[int(number or 0)]
     return nvml.find_bus(uuid) if uuid else None
 
 
 def select(placement: Placement) -> Placement:
-    """Make this rank's GPU CUDA's current device, and ask CUDA which it is."""
-    import torch
-
+    """Make this rank's GPU torch's current device, and ask torch which it is."""
     if placement.index is None:
         return placement
-    torch.cuda.set_device(placement.index)
-    properties: Any = torch.cuda.get_device_properties(placement.index)
-    card = find_bus(properties)
-    parts = [str(getattr(properties, "uuid", None) or ""), card or ""]
-    if torch.version.hip is not None:
-        # Partitions of an AMD GPU may share both, and its NCCL takes them as separate GPUs.
+    module, vendor = find_module(), find_vendor()
+    module.set_device(placement.index)
+    properties: Any = module.get_device_properties(placement.index)
+    # torch tells no addresses of Intel's.
+    bus = find_bus(properties) or find_bus_of(placement.identity)
+    card = bus
+    parts = [str(getattr(properties, "uuid", None) or ""), find_bus(properties) or ""]
+    if vendor is AMD or vendor is INTEL:
+        # Partitions of an AMD GPU may share both, and RCCL takes them as separate GPUs. A tile of
+        # one of Intel's has a UUID of its own.
         card = None
-        parts += [str(placement.index)] if placement.visible > 1 else []
+        known, _, part = (placement.identity or "").partition(" ")
+        several = str(placement.index) if placement.visible > 1 and vendor is AMD else ""
+        parts.append(part if is_address(known) and part else several)
     entries = _list_entries() or []
     if placement.index < len(entries) and entries[placement.index].startswith(SLICE):
         # CUDA may give the UUID of the whole GPU.
         parts.append(entries[placement.index])
     identity = " ".join(filter(None, parts)) or placement.identity
-    near = find_near_cpus(find_bus(properties))
-    return replace(placement, identity=identity, card=card, near=near)
+    return replace(placement, identity=identity, card=card, near=find_near_cpus(bus))
 
 
 def find_bus(properties: Any) -> str | None:
     """The PCI address of a GPU as the system writes it, or None if this torch does not say."""
     found = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
     numbers = [number for number in found if isinstance(number, int)]
-    return nvml.format_bus(*numbers) if len(numbers) == 3 else None
+    return format_bus(*numbers) if len(numbers) == 3 else None
 
 
 def compare(
@@ -318,13 +364,38 @@ def find_remarks(hostname: str, placements: Sequence[Placement]) -> tuple[str, .
         )
     remarks += dict.fromkeys(f"{hostname}: {p.unseen}" for p in placements if p.unseen)
     crowded = find_crowded(placements)
-    if crowded and not nccl.takes_shared_gpus():
+    if crowded and refuses_sharing():
         ranks = ", ".join(str(rank) for rank in sorted(crowded))
         remarks.append(
             f"{hostname}: ranks {ranks} use one GPU or slices of one, which NCCL refuses. Gloo "
             "works there, and so does NCCL from 2.30 on with NCCL_MULTI_RANK_GPU_ENABLE=1"
         )
     return tuple(remarks)
+
+
+def refuses_sharing() -> bool:
+    """Whether ranks that share a GPU, or have slices of one, cannot use its maker's backend.
+
+    What oneCCL does is not known; Gloo has no calls for Intel's GPUs in any case.
+    """
+    return (find_vendor() or NVIDIA).backend == NVIDIA.backend and not nccl.takes_shared_gpus()
+
+
+def check_mixture(lacking: str, having: str) -> None:
+    """Raise ConfigurationError if ranks with GPUs and others cannot be in one job.
+
+    Args: how to name a rank without a GPU, and one that has one.
+    """
+    if (find_vendor() or NVIDIA).backend != NVIDIA.backend:
+        raise ConfigurationError(
+            f"{lacking} has no GPU, {having} has one, and Gloo, which would connect them, has no "
+            f"calls for {find_type()} tensors: give each rank a GPU, or add --devices cpu"
+        )
+
+
+def find_type() -> str:
+    """What torch calls the GPUs that it is built for; ``cuda`` for a torch without."""
+    return (find_vendor() or NVIDIA).type
 
 
 def share_cores(
@@ -340,20 +411,21 @@ def share_cores(
 
 
 def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str:
-    """NCCL if it works on every rank's GPU, else Gloo; or what was asked for, if it can work.
+    """The GPUs' own backend if it works on every rank's, else Gloo; or what was asked for.
 
     Args:
         is_refused: whether ranks use one GPU, or slices of one, and NCCL does not take that.
         lacking: the lowest rank without a GPU, or None.
 
     Raises:
-        ConfigurationError: NCCL was asked for and a rank has no GPU, or torch lacks the backend.
+        ConfigurationError: a backend of GPUs was asked for and a rank has none; torch lacks it.
         LaunchError: NCCL was asked for and is refused.
     """
     import torch.distributed as distributed
 
-    if requested not in ("auto", "nccl", "gloo", "mpi"):
-        raise ConfigurationError(f"backend {requested!r}: expected auto, nccl, gloo or mpi")
+    if requested not in ("auto", *BACKENDS, "gloo", "mpi"):
+        names = ", ".join(("auto", *BACKENDS, "gloo"))
+        raise ConfigurationError(f"backend {requested!r}: expected {names} or mpi")
     if requested == "mpi" and not distributed.is_mpi_available():
         raise ConfigurationError(
             "backend mpi: this torch was built without MPI (torch.distributed.is_mpi_available() "
@@ -361,10 +433,10 @@ def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str
             "Without one, choose --backend gloo: mpiddp.all_reduce, and the trainer's --sync auto, "
             "use MPI and shared memory all the same"
         )
-    if requested == "nccl":
+    if requested in BACKENDS:
         if lacking is not None:
             raise ConfigurationError(
-                f"backend nccl needs a GPU for every rank, but rank {lacking} has none: "
+                f"backend {requested} needs a GPU for every rank, but rank {lacking} has none: "
                 "choose --backend gloo (or auto), or ask for GPUs (--gpus-per-node), and leave out "
                 "--devices cpu"
             )
@@ -373,13 +445,15 @@ def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str
                 "backend nccl cannot work with ranks that share a GPU or have slices of one: "
                 "choose --backend gloo, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer"
             )
-        if not distributed.is_nccl_available():
+        if not distributed.is_backend_available(requested):
             raise ConfigurationError(
-                "backend nccl: this torch was built without NCCL: choose --backend gloo"
+                f"backend {requested}: this torch was built without {requested.upper()}: choose "
+                "--backend gloo, or auto"
             )
     if requested == "auto":
-        usable = lacking is None and not is_refused and distributed.is_nccl_available()
-        return "nccl" if usable else "gloo"
+        own = (find_vendor() or NVIDIA).backend
+        usable = lacking is None and not is_refused and distributed.is_backend_available(own)
+        return own if usable else "gloo"
     return requested
 
 
@@ -389,4 +463,4 @@ def name_device(assignment: Assignment) -> torch.device:
 
     if assignment.index is None:
         return torch.device("cpu")
-    return torch.device("cuda", assignment.index)
+    return torch.device(find_type(), assignment.index)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from mpiddp.launch.device.vendors import format_bus
+
 UUID_BYTES = 96
 """NVML_DEVICE_UUID_V2_BUFFER_SIZE."""
 
@@ -51,11 +53,6 @@ def find_bus(uuid: str) -> str | None:
     finally:
         library.nvmlShutdown()
     return None if failed else format_bus(bus.domain, bus.bus, bus.device)
-
-
-def format_bus(domain: int, bus: int, slot: int) -> str:
-    """A PCI address as the system writes it."""
-    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
 def _open_nvml() -> Any:

@@ -69,8 +69,8 @@ def alone_message(version: str, launcher: Launcher) -> str:
 def check_gpu_support() -> None:
     """Catch a Cray MPICH that would abort MPI_Init because its GPU library is not linked.
 
-    With MPICH_GPU_SUPPORT_ENABLED=1, Cray MPICH wants ``libmpi_gtl_cuda`` (or ``_hsa``) in the
-    process: linked to mpi4py, preloaded, or loaded by something imported earlier. The names of
+    With MPICH_GPU_SUPPORT_ENABLED=1, Cray MPICH wants ``libmpi_gtl_cuda`` (or ``_hsa``, ``_ze``) in
+    the process: linked to mpi4py, preloaded, or loaded by something imported earlier. The names of
     linked libraries stand in the string table of mpi4py's extension module.
     """
     if os.environ.get(environment.CRAY_GPU_SUPPORT, "0") in ("", "0"):
@@ -85,9 +85,9 @@ def check_gpu_support() -> None:
         return
     raise LaunchError(
         "MPICH_GPU_SUPPORT_ENABLED=1 asks Cray MPICH for its GPU transport layer, but mpi4py is "
-        "not linked with libmpi_gtl_cuda (or libmpi_gtl_hsa), and MPI_Init would abort. mpiddp "
-        "needs no GPU-aware MPI: export MPICH_GPU_SUPPORT_ENABLED=0; or preload the library: "
-        "export LD_PRELOAD=$CRAY_MPICH_ROOTDIR/gtl/lib/libmpi_gtl_cuda.so"
+        "not linked with libmpi_gtl_cuda (AMD: libmpi_gtl_hsa, Intel: libmpi_gtl_ze), and MPI_Init "
+        "would abort. mpiddp needs no GPU-aware MPI: export MPICH_GPU_SUPPORT_ENABLED=0; or "
+        "preload that library: export LD_PRELOAD=$CRAY_MPICH_ROOTDIR/gtl/lib/libmpi_gtl_cuda.so"
     )
 
 

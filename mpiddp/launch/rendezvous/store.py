@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.device.nccl import QUEUE_SECONDS
+from mpiddp.launch.device.vendors import BACKENDS
 from mpiddp.launch.launcher.exported_variables import set_meanwhile
 from mpiddp.torch_internals import add_prefix, make_tcp_store
 
@@ -143,7 +144,7 @@ def make_group(
             rank=world.rank,
             world_size=world.size,
             timeout=find_group_timeout(backend, timeout),
-            device_id=device if backend == "nccl" else None,
+            device_id=device if backend in BACKENDS else None,
         )
 
 
@@ -153,7 +154,7 @@ def find_group_timeout(backend: str, timeout: float) -> timedelta:
     Gloo raises an error in the call. NCCL ends the process: it waits longer, so that the deadlines
     of start-up come first, and a collective behind much queued work does not expire.
     """
-    return timedelta(seconds=timeout + (QUEUE_SECONDS if backend == "nccl" else 0.0))
+    return timedelta(seconds=timeout + (QUEUE_SECONDS if backend in BACKENDS else 0.0))
 
 
 def first_all_reduce(world: World, device: torch.device) -> None:
@@ -161,7 +162,7 @@ def first_all_reduce(world: World, device: torch.device) -> None:
     import torch
     import torch.distributed as distributed
 
-    ones = torch.ones(1, device=device if distributed.get_backend() == "nccl" else "cpu")
+    ones = torch.ones(1, device=device if distributed.get_backend() in BACKENDS else "cpu")
     distributed.all_reduce(ones)
     if ones.item() != world.size:
         raise MpiddpError(

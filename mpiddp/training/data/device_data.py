@@ -31,8 +31,8 @@ class DeviceSplit:
     def read(self, positions: Sequence[int]) -> tuple[Any, torch.Tensor]:
         """Features and labels of several samples, on the device, without waiting for it."""
         features, labels = self.features, self.labels
-        index = torch.tensor(positions, pin_memory=labels.is_cuda)
-        if labels.is_cuda:
+        index = torch.tensor(positions, pin_memory=not labels.is_cpu)
+        if not labels.is_cpu:
             index = index.to(labels.device, non_blocking=True)
         # It takes half of the time that indexing does.
         if isinstance(features, torch.Tensor):
@@ -43,10 +43,10 @@ class DeviceSplit:
 
 def place(split: Split | MapStyle, device: torch.device) -> Split | MapStyle | DeviceSplit:
     """The split on the device, if that is a GPU with room for it; else as it is."""
-    if device.type != "cuda" or not isinstance(split, Split):
+    if device.type == "cpu" or not isinstance(split, Split):
         return split
     try:
-        free, _ = torch.cuda.mem_get_info(device)
+        free, _ = torch.get_device_module(device).mem_get_info(device)
         return move(split, device) if fits(split, free) else split
     except Exception:
         # What cannot be converted is reported when its batch is read.

@@ -128,7 +128,7 @@ class BatchReader:
 
 
 def _pin(batch: Batch) -> Batch:
-    if batch.device.type == "cuda":
+    if batch.device.type != "cpu":
         return batch
     inputs, targets = (map_leaves(torch.Tensor.pin_memory, each) for each in batch[:2])
     return batch._replace(inputs=inputs, targets=targets)

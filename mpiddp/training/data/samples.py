@@ -48,7 +48,7 @@ class Batch(NamedTuple):
         are_single = isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)
         if are_single and inputs.device == device == targets.device:
             return self
-        move = partial(torch.Tensor.to, device=device, non_blocking=device.type == "cuda")
+        move = partial(torch.Tensor.to, device=device, non_blocking=device.type != "cpu")
         return self._replace(inputs=map_leaves(move, inputs), targets=map_leaves(move, targets))
 
     @property

@@ -20,7 +20,7 @@ def seed_generators(seed: int) -> None:
 def seed_cpu_generators(seed: int) -> None:
     """The same, but for torch's generators of GPUs.
 
-    In a process that has not begun to use CUDA, ``torch.manual_seed`` keeps every call for later.
+    In a process that uses no GPU yet, ``torch.manual_seed`` keeps every call for later.
     """
     torch.default_generator.manual_seed(seed)
     _seed_others(seed)
@@ -35,6 +35,13 @@ def mix_seed(*numbers: int) -> int:
     """A seed that follows from these numbers, and from no others in practice."""
     digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
     return int.from_bytes(digest[:7], "little")
+
+
+def fork_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """What is drawn within it from torch's generators, a GPU's too, changes nothing drawn later."""
+    if device.type == "cpu":
+        return torch.random.fork_rng([])
+    return torch.random.fork_rng([device], device_type=device.type)
 
 
 @contextlib.contextmanager

@@ -291,7 +291,7 @@ def describe_start(
 ) -> list[str]:
     """Return the console's first lines; ``workers``: how many ranks compute."""
     ranks, nodes = sum(ranks_per_node), len(ranks_per_node)
-    kind = "GPU" if device == "cuda" else device.upper()
+    kind = "CPU" if device == "cpu" else "GPU"
     if len(set(ranks_per_node)) == 1:
         product = f"{count_noun(nodes, 'node')} x {count_noun(ranks_per_node[0], 'rank')} per node"
     else:

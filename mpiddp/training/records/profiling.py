@@ -23,8 +23,8 @@ class StepProfiler:
         self._path, self._warn = path, warn
         self._steps = 0
         activities = [ProfilerActivity.CPU]
-        if device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        if device.type != "cpu":
+            activities.append(ProfilerActivity[device.type.upper()])
         self._profile: profile | None = profile(
             activities=activities,
             schedule=schedule(wait=WAIT, warmup=WARM_UP, active=ACTIVE, repeat=1),

@@ -122,7 +122,7 @@ class LossGuard:
         self._marked = marked
         self._buffers = list(module.buffers()) if skips else []
         self._saved = [torch.empty_like(each) for each in self._buffers]
-        self._late: tuple[torch.Tensor, torch.cuda.Event, Callable[[], str]] | None = None
+        self._late: tuple[torch.Tensor, torch.Event, Callable[[], str]] | None = None
 
     def begin_step(self) -> None:
         """Before a forward pass."""
@@ -138,7 +138,7 @@ class LossGuard:
         """
         if self._marked is not None:
             self._marked.loss = loss.detach()
-        if loss.is_cuda and not self.skips:
+        if not loss.is_cpu and not self.skips:
             self._examine_later(loss, describe)
             return None
         value: float = loss.item()
@@ -164,7 +164,7 @@ class LossGuard:
         self.settle()
         value = torch.empty((), dtype=loss.dtype, pin_memory=True)
         value.copy_(loss.detach(), non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.get_device_module(loss.device).Event()
         event.record()
         self._late = value, event, describe
 

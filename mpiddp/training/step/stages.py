@@ -1,7 +1,7 @@
 """Times the stages of this rank's training steps, without waiting for a GPU.
 
 The training loop calls the clock at the end of each stage. On a CPU the clock reads the time; on a
-GPU it records a CUDA event in the stream, and reads the event once the GPU has passed it.
+GPU it records an event in the stream, and reads the event once the GPU has passed it.
 """
 
 from __future__ import annotations
@@ -145,15 +145,15 @@ class GpuStageClock(StageClock):
 
     def __init__(self, device: torch.device, *, waits: bool = True) -> None:
         super().__init__(waits=waits)
-        self._device = device
-        self._marks: deque[tuple[torch.cuda.Event, StepStage | None]] = deque()
+        self._device, self._module = device, torch.get_device_module(device)
+        self._marks: deque[tuple[torch.Event, StepStage | None]] = deque()
         """In their order, with the stage that ends there; the first one has been counted."""
-        self._exchanges: deque[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = deque()
+        self._exchanges: deque[tuple[torch.Event, torch.Event, bool]] = deque()
         """That are not counted yet: begin, end, and whether the backward pass waited."""
 
-    def read(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+    def read(self) -> torch.Event:
+        event: torch.Event = self._module.Event(enable_timing=True)
+        event.record(self._module.current_stream(self._device))
         return event
 
     def count_exchange(self, begin: Any, end: Any, *, is_waited_for: bool = False) -> None:
@@ -193,7 +193,7 @@ class GpuStageClock(StageClock):
 
 def make_clock(device: torch.device, ranks: int) -> StageClock:
     waits = ranks > 1
-    return GpuStageClock(device, waits=waits) if device.type == "cuda" else StageClock(waits=waits)
+    return GpuStageClock(device, waits=waits) if device.type != "cpu" else StageClock(waits=waits)
 
 
 def time_buffers(clock: StageClock, model: nn.Module, module: nn.Module) -> None:

@@ -166,7 +166,7 @@ def choose_samples(
 
 
 def choose_reading(configuration: Configuration, session: Session) -> BatchReading:
-    return BatchReading(configuration.workers, pins=session.device.type == "cuda")
+    return BatchReading(configuration.workers, pins=session.device.type != "cpu")
 
 
 def read_first(samples: Samples, count: int, session: Session) -> Batch:

@@ -15,6 +15,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.data_sets import DataSet, load
 from mpiddp.training.data.factories import Factory, call_factory, describe, failed, find_factory
 from mpiddp.training.data.samples import Batch
+from mpiddp.training.data.seeding import fork_generators
 from mpiddp.training.data.structure import call_model, find_shape
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.records.metrics import Average, Metric, Row, StepsRow
@@ -245,7 +246,7 @@ def check_task(task: Task, module: nn.Module, batch: Batch, classes: int = 0) ->
     inputs, targets, _ = batch.first()
     is_training, device = module.training, batch.device
     module.eval()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with fork_generators(device):
         sample = f"a sample of shape {find_shape(inputs)}"
         outputs = _try("model", sample, call_model, module, inputs)
         shapes = f"outputs of shape {_shape(outputs)} and targets of shape {_shape(targets)}"

@@ -45,7 +45,8 @@ class StepTrial:
         """``compute``: the gradients of a batch. ``few``: any samples, on the model's device."""
         self._compute, self._optimizer, self._few = compute, optimizer, few
         self._passes, self._device = configuration.accumulation_steps, session.device
-        self._is_gpu = session.device.type == "cuda"
+        self._is_gpu = session.device.type != "cpu"
+        self._module = torch.get_device_module(session.device)
         # DDP makes new buckets while it has the old ones; a copy of averaged weights is as large.
         copies = (session.world.size > 1) + (configuration.ema is not None)
         groups = optimizer.param_groups
@@ -81,8 +82,8 @@ class StepTrial:
         self._optimizer.zero_grad(set_to_none=True)
         gc.collect()
         if self._is_gpu:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)
+            self._module.empty_cache()
+            self._module.reset_peak_memory_stats(self._device)
         else:
             release_freed_memory()
         return problem
@@ -90,7 +91,7 @@ class StepTrial:
     def _take_step(self, size: int) -> None:
         held = 0
         if self._is_gpu:
-            held = self._more + int(RESERVE * torch.cuda.mem_get_info(self._device)[1])
+            held = self._more + int(RESERVE * self._module.mem_get_info(self._device)[1])
         ballast = torch.empty(held, dtype=torch.uint8, device=self._device)
         places = torch.arange(size, device=self._device) % count_samples(self._few.targets)
         parts = (self._few.inputs, self._few.targets)
@@ -100,7 +101,7 @@ class StepTrial:
             self._compute(part)
         self._optimizer.step()
         if self._is_gpu:
-            torch.cuda.synchronize(self._device)
+            self._module.synchronize(self._device)
         del ballast
 
 

@@ -19,6 +19,7 @@ from mpiddp.training.data.factories import Factory
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
+from mpiddp.training.options.groups.synchronisation import FRAMEWORK
 from mpiddp.training.step.divergence import LossGuard, MarkedModel, SharedRefusal
 from mpiddp.training.step.learning_rate import LearningRate
 from mpiddp.training.step.moving_average import MovingAverage
@@ -82,6 +83,11 @@ def start_engine(
 
     Raises ConfigurationError for what is not possible here.
     """
+    if configuration.sync != FRAMEWORK and session.device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(
+            f"sync: {configuration.sync} expected CPUs, or GPUs of NVIDIA or AMD, found "
+            f"{session.device}: mpiddp's own collectives have no calls for it; use --sync framework"
+        )
     module, forward = start.module, start.forward
     clock = make_clock(session.device, session.world.size)
     passes, skips = configuration.accumulation_steps, configuration.on_nan == "skip"

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor
 
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.device.vendors import BACKENDS
 from mpiddp.launch.session import Session
 from mpiddp.training.options.groups.parallelism import ParallelismOptions
 from mpiddp.training.wrapping.module_groups import count_parameters, find_groups
@@ -43,11 +44,11 @@ def shard(module: nn.Module, session: Session, options: ParallelismOptions) -> s
             "parallel: fsdp expected GPUs for all ranks or for none, found both: add --devices cpu "
             "or --devices cuda, or use --parallel ddp"
         )
-    if session.device.type != "cpu" and session.backend != "nccl":
+    if session.device.type != "cpu" and session.backend not in BACKENDS:
         # It gathers parts with a call of Gloo's that takes CPU tensors alone, and does not look.
         raise ConfigurationError(
-            f"parallel: fsdp expected NCCL for GPUs, found {session.backend}: give each rank a GPU "
-            "of its own, or use --parallel ddp"
+            f"parallel: fsdp expected {' or '.join(BACKENDS)} for GPUs, found {session.backend}: "
+            "give each rank a GPU of its own, or use --parallel ddp"
         )
     mesh = _make_mesh(session, options)
     _share_weights(module, session.device)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpiddp.training.data.samples import Batch
+from mpiddp.training.data.seeding import fork_generators
 from mpiddp.training.data.structure import call_model
 from mpiddp.training.step.step import Compute, check_gradients
 from mpiddp.training.task.task import cross_entropy
@@ -45,7 +46,7 @@ def rehearse(
         model.zero_grad(set_to_none=True)
 
     buffers = [buffer.clone() for buffer in module.buffers()]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with fork_generators(device):
         yield take_pass
     for buffer, before in zip(module.buffers(), buffers, strict=True):
         buffer.copy_(before)
@@ -85,6 +86,6 @@ def find_medians(seconds: Iterable[Sequence[float]], device: torch.device) -> li
 def time_once(take_pass: Callable[[], object], device: torch.device) -> float:
     begin = time.perf_counter()
     take_pass()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
     return time.perf_counter() - begin

@@ -40,7 +40,7 @@ def replicate(model: nn.Module, device: torch.device, configuration: Configurati
     model = model.to(device)
     marked = MarkedModel(model) if configuration.on_nan == "skip" else None
     inner = model if marked is None else marked
-    devices = [device] if device.type == "cuda" else None
+    devices = [device] if device.type != "cpu" else None
     wrapped = DistributedDataParallel(
         inner, device_ids=devices, bucket_cap_mb=find_cap(configuration),
         gradient_as_bucket_view=True,
@@ -83,7 +83,7 @@ def choose_mean(configuration: Configuration, device: torch.device) -> Mean:
     if configuration.sync == FRAMEWORK:
         return _average
     synchronization = choose_synchronization(configuration)
-    on_gpu = device.type == "cuda"
+    on_gpu = device.type != "cpu"
     return ScheduleHook(synchronization, ensure_communicator(), on_gpu=on_gpu).average
 
 

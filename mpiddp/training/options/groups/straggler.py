@@ -81,8 +81,8 @@ class Slowdown:
         """
         if not self.is_slow(step):
             return
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":
             import torch
 
-            torch.cuda.synchronize(self.device)
+            torch.get_device_module(self.device).synchronize(self.device)
         time.sleep((self.straggler.factor - 1) * self.seconds)
