@@ -136,8 +136,13 @@ PMI_DESCRIPTOR = "PMI_FD"
 # A process manager that no row above describes still leaves one of these.
 MANAGER_HINTS = ("PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", PMI_DESCRIPTOR, "PMI_PORT")
 
-PMIX_SIGNS = ("PMIX_NAMESPACE", "PMIX_RANK")
-PMI_SIGNS = (PMI_DESCRIPTOR, "PMI_PORT", "PMI_RANK")
+PMIX_NAMESPACE = "PMIX_NAMESPACE"
+MANAGER_SIGNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"pmix": (PMIX_NAMESPACE, "PMIX_RANK"), "pmi": (PMI_DESCRIPTOR, "PMI_PORT", "PMI_RANK")}
+)
+SLURM_MANAGER_STEP = {"pmix": PMIX_NAMESPACE, "pmi": "PMI_JOBID"}
+"""Which step of Slurm's a process manager serves, as ``slurm.pmix.17.0`` or ``17.0``: srun hands
+those of an enclosing step on."""
 
 OF_LAUNCH = frozenset(
     (
@@ -154,7 +159,7 @@ SETTINGS_BEGINNINGS = ("PMIX_MCA_", "SLURM_CONF")
 SLURM_TERMINAL = "SLURM_PTY_PORT"
 """Set by ``srun --pty``."""
 
-LAUNCH_IDENTITY = ("PMIX_NAMESPACE", "SLURM_JOB_ID", *SLURM_STEP_IDS)
+LAUNCH_IDENTITY = (PMIX_NAMESPACE, "SLURM_JOB_ID", *SLURM_STEP_IDS)
 """What is the same for all processes of a launch, as far as it is set."""
 
 SLURM_JOB_TASKS = "SLURM_NTASKS"
@@ -326,6 +331,8 @@ NCCL_MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 OPEN_MPI_PREFIX = "OMPI_MCA_"
 """Before the name of one of Open MPI's parameters."""
 OPEN_MPI_TRANSPORTS = "OMPI_MCA_btl"
+MPICH_APART = "MPIR_CVAR_NOLOCAL"
+"""Ranks of one host share no memory."""
 OPEN_MPI_INTERFACES = "OMPI_MCA_btl_tcp_if_include"
 OPEN_MPI_INTERFACE_SETTINGS = (OPEN_MPI_INTERFACES, "OMPI_MCA_btl_tcp_if_exclude")
 UCX_INTERFACES = "UCX_NET_DEVICES"

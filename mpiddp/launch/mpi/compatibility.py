@@ -17,6 +17,7 @@ from pathlib import Path
 from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.launcher import programs
+from mpiddp.launch.launcher.containers import USER, find_outer_user, find_walls
 from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.process import cpus
 
@@ -57,6 +58,25 @@ def alone_message(version: str, launcher: Launcher) -> str:
         f"join them (expected {wanted}, found {offers}): every process would be "
         f"rank 0 of 1. {_suggest(version, launcher)}"
     )
+
+
+def check_user(version: str, launcher: Launcher) -> None:
+    """Raise AloneError if a container shows its user under another number than PMIx expects.
+
+    MPI_Init would wait for ever, without a word: the daemon hears the number from the rank itself
+    (open-mpi/ompi#12146, apptainer#769; read in November 2026). Munge finds the right one.
+    """
+    is_by_number = os.environ.get(environment.PMIX_SECURITY_MODE) == "native"
+    uses_pmix = _wanted_managers(version) == {"pmix"} and "pmix" in launcher.process_managers
+    inside = os.geteuid()
+    outside = find_outer_user(inside)
+    if is_by_number and uses_pmix and outside != inside and USER in find_walls(launcher):
+        raise AloneError(
+            f"this container shows user {outside} as user {inside}, and the PMIx of "
+            f"{launcher.name} refuses other numbers: MPI_Init would wait for ever. Start the "
+            "container with your own number (podman --userns=keep-id, apptainer without "
+            "--fakeroot, srun --no-container-remap-root), or take an MPICH and srun --mpi=pmi2"
+        )
 
 
 def check_gpu_support() -> None:

@@ -25,6 +25,7 @@ from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import (
     check_gpu_support,
     check_library,
+    check_user,
     library_path,
     mapped_files,
 )
@@ -75,19 +76,21 @@ def load(launcher: Launcher | None) -> Any:
             "this cluster, or pip install 'mpiddp[mpi]', or set MPI4PY_LIBMPI to the library"
         ) from None
     if launcher is not None and not MPI.Is_initialized():
-        check_library(MPI.Get_library_version(), launcher)
+        version = MPI.Get_library_version()
+        check_library(version, launcher)
+        check_user(version, launcher)
         _hide_enclosing_step(launcher)
     return MPI
 
 
 def _hide_enclosing_step(launcher: Launcher) -> None:
-    """Forget PMIx if Hydra's daemons run as a Slurm step that offers it as well.
+    """Forget process managers that serve the Slurm step in which the launcher was started.
 
-    It is not Hydra's own, and MPICH refuses to start between two process managers.
+    MPICH refuses to start between two.
     """
-    if launcher.key == "hydra":
-        for name in environment.PMIX_SIGNS:
-            os.environ.pop(name, None)
+    others = environment.MANAGER_SIGNS.keys() - launcher.process_managers
+    for name in (name for manager in others for name in environment.MANAGER_SIGNS[manager]):
+        os.environ.pop(name, None)
 
 
 def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
