@@ -146,6 +146,7 @@ class Launch:
             token="" if is_srun else variables.get(environment.ATTEMPT_TOKEN, ""),
             has_ranks=self.starts_ranks and self._is_local and not is_srun,
             kill_step=lambda srun: is_srun and _signal_step(srun, signal.SIGKILL),
+            directory=variables.get(environment.JOB_DIRECTORY, ""),
         )
 
     def _shares_terminal(self) -> bool:

@@ -16,8 +16,10 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from mpiddp import environment
+from mpiddp.process import job_directory
 from mpiddp.process.descendants import find_descendants, has_variable, list_children, survey
 from mpiddp.process.rank_process import find_start
 
@@ -52,6 +54,8 @@ class Watched:
     """Whether it is a launcher with all ranks below it."""
     kill_step: Callable[[int], object]
     """Ends what Slurm runs for a launcher, by its process; it would outlive that."""
+    directory: str = ""
+    """The job's, which goes with a front that was killed; empty if it has none."""
 
 
 class Guard:
@@ -149,6 +153,8 @@ class _Watch:
         spares = status == ENDED and not self._is_asked
         alone = 0.0 if self._is_asked else ALONE_SECONDS
         self._end(lambda: self._find_strays(spares=spares), alone)
+        if self._front_gone is not None and self._watched.directory:
+            job_directory.remove_abandoned(Path(self._watched.directory))
         return self._has_killed
 
     @property

@@ -97,9 +97,11 @@ def cancel(choice: Mapping[str, Any], job: launchers.Job, cluster: slurm.Cluster
     with contextlib.suppress(psutil.NoSuchProcess, ValueError):
         front, way = find_front(job), choice["way"]
         if way == "scancel":
-            cluster.ask("scancel", "--full", *cluster.ask("squeue", "-h", "-o", "%i").split())
+            jobs = cluster.ask("squeue", "-h", "-o", "%i").split()
+            if jobs:
+                cluster.ask("scancel", "--full", *jobs)
         elif way == "KILL below":
-            names = ("mpirun", "mpiexec", "srun")
+            names = ("prterun", "mpiexec", "srun")
             started = [each for each in front.children() if each.name().startswith(names)]
             for each in started or [front]:
                 each.kill()
