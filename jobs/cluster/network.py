@@ -30,7 +30,9 @@ def claim() -> tuple[str, str]:
     routes = _known_networks()
     for number, prefix in enumerate(NETWORKS):
         network = ipaddress.ip_network(f"{prefix}.0/24")
-        if not any(network.overlaps(other) for other in routes):
+        # A cluster without IPv4 has the interface alone.
+        is_taken = _exists(["ip", "link", "show", f"mpiddp{number}"])
+        if not is_taken and not any(network.overlaps(other) for other in routes):
             return prefix, f"mpiddp{number}"
     raise ClusterError("all of 10.77.0.0/20 and 198.18.0.0/20 are in use on this machine")
 

@@ -87,15 +87,21 @@ def make_environment(choice: Mapping[str, Any], hosts: ssh.Hosts, folder: Path) 
 
 def find_front(job: launchers.Job) -> psutil.Process:
     """What was typed: the process on the node, not what has entered it, or the allocation."""
-    process = psutil.Process(job.process.pid)
-    while (words := process.cmdline())[:1] in (["nsenter"], ["salloc"], ["sh"]) or not words:
-        process = min(process.children(), key=lambda child: child.pid)
-    return process
+    starters = ("nsenter", "salloc", "sh", "python3")
+    while True:
+        job.until(lambda: True, "the command")
+        with contextlib.suppress(psutil.NoSuchProcess, ValueError):
+            process = psutil.Process(job.process.pid)
+            while (process.cmdline() or ["sh"])[0].startswith(starters):
+                process = min(process.children(), key=lambda child: child.pid)
+            return process
+        time.sleep(0.02)
 
 
 def cancel(choice: Mapping[str, Any], job: launchers.Job, cluster: slurm.Cluster) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess, ValueError):
+    with contextlib.suppress(psutil.NoSuchProcess):
         front, way = find_front(job), choice["way"]
+        time.sleep(choice["seconds"])
         if way == "scancel":
             jobs = cluster.ask("squeue", "-h", "-o", "%i").split()
             if jobs:
@@ -147,7 +153,6 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
         temporary = {"TMPDIR": str(hosts.find_tmp("node1"))}
         python = slurm.COMMANDS / "exec"
         with launchers.start(own, 1, words, python=python, cwd=folder, env=temporary) as job:
-            time.sleep(choice["seconds"])
             cancel(choice, job, hosts.cluster)
             began, gone = time.monotonic(), 0.0
             while time.monotonic() < began + PATIENCE_SECONDS:
