@@ -85,7 +85,10 @@ class Shape:
 
     def find_addresses(self, number: int | str) -> tuple[str, ...]:
         """A machine's, by its number. ``[1-4]`` for one is Slurm's form for four addresses."""
-        forms = {4: f"{self.network}.{number}", 6: f"fd00:{self.network.replace('.', ':')}::{number}"}
+        forms = {
+            4: f"{self.network}.{number}",
+            6: f"fd00:{self.network.replace('.', ':')}::{number}",
+        }
         return tuple(forms[family] for family in IP[self.ip])
 
     def find_gpus(self, number: int) -> tuple[str, ...]:

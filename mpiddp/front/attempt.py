@@ -29,6 +29,8 @@ PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREEMPTING = (signal.SIGUSR1, signal.SIGUSR2)
+REPEAT_SECONDS = 1.0
+"""From an early signal to the next: a launcher forgets one that comes before its ranks."""
 PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -79,6 +81,7 @@ class Launch:
             # A signal that was ignored from the start, as under nohup, stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._take)
+        signal.signal(signal.SIGALRM, self._repeat)
 
     def run(
         self,
@@ -197,8 +200,23 @@ class Launch:
         if is_told and not self.starts_ranks:
             return  # A program may go on after Ctrl-C.
         self._tell_guard(number)
-        if is_told:
-            return
+        if self.starts_ranks and number in ENDING and not self._have_ranks_met():
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+        if not is_told:
+            self._deliver(number)
+
+    def _repeat(self, *_: object) -> None:
+        """Deliver the last ending signal again, until the ranks have met: then for the last time.
+
+        One that has reached a rank meanwhile has ended the job.
+        """
+        if self.signal is not None and self._is_running():
+            if not self._have_ranks_met():
+                signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+            self._deliver(self.signal)
+
+    def _deliver(self, number: int) -> None:
+        assert self._process is not None
         if self.kind is SRUN and number not in (signal.SIGINT, signal.SIGTSTP, signal.SIGCONT):
             if not _signal_step(self._process.pid, number) and number in ENDING:
                 # It has not created its step yet, and ends.

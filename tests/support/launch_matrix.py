@@ -1,24 +1,28 @@
 """The table of docs/launching.md: every MPI library, launcher, network and place, each really run.
 
-    python tests/support/launch_matrix.py [WORD …]
+    python tests/support/launch_matrix.py [WORD …] [--document docs/launching.md]
 
-prints it; with words, the cells alone whose names hold all of them. In each cell somebody starts
-four ranks on two nodes of the virtual cluster. They work, or mpiddp refuses in one message within
-REFUSAL_SECONDS; anything else is a fault, and the exit code is 1.
+prints its cells, and writes them into the document; with words, those alone whose names hold all
+of them. In each cell somebody starts four ranks on two nodes of the virtual cluster. They work, or
+mpiddp refuses in one message within REFUSAL_SECONDS, for a reason that the table explains; anything
+else is a fault, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import itertools
 import os
-import shlex
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import facts
@@ -32,20 +36,42 @@ LIBRARIES = {
     "openmpi": "Open MPI 5",
     "openmpi4": "Open MPI 4",
     "mpich": "MPICH",
+    "impi": "Intel MPI",
 }
 STARTS = ("srun --mpi=pmix", "srun --mpi=pmi2", "srun --mpi=none", "mpirun", "--hosts")
 NETWORKS = {"IPv4": "4", "dual": "dual", "IPv6": "6"}
 """How machines are addressed, and the word of jobs/cluster/up for it."""
 PLACES = ("bare", "step", "container")
+PASSING = r"mpiddp: (started|note|hint)"
+"""Messages of mpiddp's that are no refusal."""
 RANKS, NODES = 4, {"node1": 2, "node2": 2}
-REFUSAL_SECONDS, LONGEST_SECONDS = 20.0, 75.0
-WORKS = "works"
+REFUSAL_SECONDS, LONGEST_SECONDS = 20.0, 100.0
+"""The first one on a machine with a core for whoever wants one."""
+WORKS, ABSENT = "works", "–"
+REASONS = {
+    "PMI": r"cannot join them|process manager",
+    "user": r"shows user \d+ as user",
+    "IPv4": r"over IPv4",
+}
+"""The words in the table for what mpiddp refuses, and what its messages say."""
+LAUNCHER = "launcher"
+"""The word for a launcher that starts no ranks, or whose MPI crashes, before mpiddp can speak."""
+HOPELESS = (
+    # Hydra looks its hosts up over IPv4 alone, and does not end in a step of Slurm's.
+    ("mpich", "mpirun", "IPv6", ""),
+    ("impi", "mpirun", "IPv6", ""),
+    # Open MPI 4's mpirun hands the variables of the step's PMIx on, and its ranks crash.
+    ("openmpi4", "mpirun", "", "step"),
+)
+"""Cells that are not run, by library, start, network and place; empty: in all."""
+BEGIN, END = "<!-- launch matrix: begin -->", "<!-- launch matrix: end -->"
 SCRIPT = """
 import socket, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1) * 10 ** dist.get_rank()
 dist.all_reduce(total)
-print(f"cell {dist.get_rank()} {dist.get_world_size()} {int(total)} {socket.gethostname()}\\n", end="")
+found = dist.get_rank(), dist.get_world_size(), int(total), socket.gethostname()
+print("cell", *found, end="\\n", flush=True)
 """
 CONTAINER = """\
 # Files, processes, memory and a user of its own; /tmp is shared, since MPI's sockets are there.
@@ -75,17 +101,31 @@ def list_cells() -> list[Cell]:
     return [Cell(library, start, network, place) for network, library, start, place in parts]
 
 
+def is_here(cell: Cell) -> bool:
+    """Whether a cell's library is installed."""
+    row = launchers.table().get(cell.library)
+    return row is not None and not row.missing()
+
+
+def is_hopeless(cell: Cell) -> bool:
+    own = (cell.library, cell.start, cell.network, cell.place)
+    return any(
+        all(wanted in ("", found) for wanted, found in zip(row, own, strict=True))
+        for row in HOPELESS
+    )
+
+
 @dataclass(frozen=True)
 class Outcome:
     word: str
-    """WORKS, ``refused``, or what is wrong."""
+    """WORKS, a word of REASONS, LAUNCHER, or what is wrong."""
     said: str = ""
     """mpiddp's message, or all output."""
     seconds: float = 0.0
 
     @property
     def is_fault(self) -> bool:
-        return self.word not in (WORKS, "refused")
+        return self.word not in (WORKS, LAUNCHER, *REASONS)
 
 
 @dataclass(frozen=True)
@@ -97,6 +137,8 @@ class Laboratory:
 
     def run(self, cell: Cell) -> Outcome:
         """Start the ranks of a cell, and see what comes of it."""
+        if is_hopeless(cell):
+            return Outcome(LAUNCHER)
         launcher = replace(launchers.find("alone"), environment=self._make_environment(cell))
         first, *rest = self._make_command(cell)
         with launchers.start(
@@ -133,7 +175,17 @@ class Laboratory:
             ranks = [str(self.folder / "container"), *ranks]
         places = ",".join(f"{name}:{ranks}" for name, ranks in NODES.items())
         if cell.start.startswith("srun"):
-            own = ["--overlap", "-N", "2", "-n", "4", "--ntasks-per-node", "2", "-w", ",".join(NODES)]
+            own = [
+                "--overlap",
+                "-N",
+                "2",
+                "-n",
+                "4",
+                "--ntasks-per-node",
+                "2",
+                "-w",
+                ",".join(NODES),
+            ]
             words = [*cell.start.split(), *own, *ranks]
         elif cell.start == "mpirun":
             mpirun = find_mpirun(str(launchers.find(cell.library).mpirun))
@@ -150,51 +202,121 @@ class Laboratory:
 
 def judge(result: launchers.Result) -> Outcome:
     """What a user would say of it."""
-    rows = sorted(line.split()[1:] for line in result.stdout.splitlines() if "cell " in line)
-    messages = facts.messages(result)
+    everything = repr(result)
     if result.returncode == 0:
-        right = [[str(rank), str(RANKS), "1" * RANKS] for rank in range(RANKS)]
-        is_right = [row[:3] for row in rows] == right and {row[3] for row in rows} == {*NODES}
-        return Outcome(WORKS if is_right else "is wrong", repr(result), result.seconds)
-    failures = [line for line in messages if "hint:" not in line and "note:" not in line]
+        lines = (line.split() for line in result.stdout.splitlines())
+        rows = sorted(words[1:] for words in lines if words[:1] == ["cell"])
+        is_whole = [row[:3] for row in rows] == [
+            [str(rank), str(RANKS), "1" * RANKS] for rank in range(RANKS)
+        ] and {row[3] for row in rows} == {*NODES}
+        return Outcome(WORKS if is_whole else "is wrong", everything, result.seconds)
+    messages = [line for line in facts.messages(result) if not re.match(PASSING, line)]
     if "Traceback" in result.output:
-        word = "gives a traceback"
-    elif len(failures) != 1:
-        word = f"says {len(failures)} things"
-    elif result.seconds > REFUSAL_SECONDS:
-        word = f"refuses after {result.seconds:.0f} s"
-    else:
-        return Outcome("refused", failures[0], result.seconds)
-    return Outcome(word, repr(result), result.seconds)
+        return Outcome("gives a traceback", everything, result.seconds)
+    if len(messages) != 1:
+        return Outcome(f"says {len(messages)} things", everything, result.seconds)
+    if result.seconds > REFUSAL_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)):
+        return Outcome(f"refuses after {result.seconds:.0f} s", everything, result.seconds)
+    said = result.stderr[result.stderr.index(messages[0]) :]
+    words = [word for word, pattern in REASONS.items() if re.search(pattern, said)]
+    return Outcome(words[0] if words else "is refused otherwise", said, result.seconds)
 
 
 @contextlib.contextmanager
 def open_laboratory(network: str) -> Iterator[Laboratory]:
-    """A cluster of two nodes whose machines have these addresses."""
+    """A cluster whose machines have these addresses."""
     options = [f"--nodes={slurm.NODES}", f"--cpus={slurm.CPUS}", f"--ip={NETWORKS[network]}"]
-    with slurm.bring_up(*options) as cluster:
-        folder = cluster.directory.parent / "matrix"
-        (folder / "ssh").mkdir(parents=True)
-        folder.joinpath("script.py").write_text(SCRIPT)
+    with slurm.bring_up(*options) as cluster, furnish(cluster) as laboratory:
+        yield laboratory
+
+
+@contextlib.contextmanager
+def furnish(cluster: slurm.Cluster) -> Iterator[Laboratory]:
+    """What cells need on a cluster."""
+    with tempfile.TemporaryDirectory(prefix="mpiddp-", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "script.py").write_text(SCRIPT)
         write_program(folder / "container", CONTAINER.format(folder=folder))
+        (folder / "ssh").mkdir()
         with ssh.open_hosts(cluster, folder / "ssh") as hosts:
             yield Laboratory(hosts, folder)
+
+
+# The document
+
+
+def make_table(found: Mapping[Cell, str]) -> str:
+    """In Markdown; a cell that was not run is ABSENT."""
+    columns = [*itertools.product(NETWORKS, PLACES)]
+    rows = [["library", "start", *(f"{network}, {place}" for network, place in columns)]]
+    rows.append(["---"] * len(rows[0]))
+    for library, start in itertools.product(LIBRARIES, STARTS):
+        cells = [Cell(library, start, network, place) for network, place in columns]
+        own = [found.get(cell, ABSENT) for cell in cells]
+        rows.append([LIBRARIES[library], f"`{start}`", *own])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def read_table(text: str) -> dict[Cell, str]:
+    """The cells of a document, and their words."""
+    _, _, rest = text.partition(BEGIN)
+    lines = [line for line in rest.partition(END)[0].splitlines() if line.startswith("|")]
+    if not lines:
+        return {}
+    heads, _, *rows = ([word.strip() for word in line.split("|")[1:-1]] for line in lines)
+    keys = {name: key for key, name in LIBRARIES.items()}
+    return {
+        Cell(keys[name], start.strip("`"), *head.split(", ")): word
+        for name, start, *words in rows
+        for head, word in zip(heads[2:], words, strict=True)
+    }
+
+
+def describe_versions() -> str:
+    """What was run, for the document."""
+    kinds = [(name, launchers.table().get(key)) for key, name in LIBRARIES.items()]
+    versions = {
+        re.sub(r" \d$", "", name) + f" {find_mpirun(str(row.mpirun)).version}": None
+        for name, row in kinds
+        if row is not None and not row.missing()
+    }
+    srun = launchers.execute(slurm.find_program("srun"), "--version").stdout.strip()
+    return ", ".join([*versions, srun.capitalize(), f"torch {version('torch')}"])
+
+
+def put_into(path: Path, found: Mapping[Cell, str]) -> None:
+    """Write cells into the table of a document."""
+    text = path.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    day = datetime.date.today()
+    head = f"Run on {day.day} {day:%B %Y} with {describe_versions()}:"
+    table = make_table(read_table(text) | dict(found))
+    content = f"{textwrap.fill(head, 110)}\n\n{table}"
+    path.write_text(f"{before}{BEGIN}\n{content}{END}{after}", encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", metavar="WORD", nargs="*")
-    words = parser.parse_args().words
-    cells = [cell for cell in list_cells() if all(word in str(cell) for word in words)]
+    parser.add_argument("--document", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    chosen = [cell for cell in list_cells() if all(word in str(cell) for word in options.words)]
+    found: dict[Cell, str] = {}
     has_faults = False
-    for network, group in itertools.groupby(cells, lambda cell: cell.network):
+    for network, group in itertools.groupby(filter(is_here, chosen), lambda cell: cell.network):
         with open_laboratory(network) as laboratory:
             for cell in group:
                 outcome = laboratory.run(cell)
                 print(f"{cell}: {outcome.word} ({outcome.seconds:.0f} s)", flush=True)
-                if outcome.word != WORKS:
-                    print(outcome.said, flush=True)
                 has_faults |= outcome.is_fault
+                if outcome.is_fault:
+                    print(outcome.said, flush=True)
+                else:
+                    found[cell] = outcome.word
+        if options.document is not None:
+            put_into(options.document, found)
     return int(has_faults)
 
 

@@ -146,9 +146,7 @@ def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> 
     (folder / "script.py").write_text(WORKERS if choice["has_workers"] else LIGHT)
     with laboratory.hosts() as hosts:
         before, daemons = list_files(hosts, folder), list_processes(hosts)
-        own = replace(
-            launchers.find("alone"), environment=make_environment(choice, hosts, folder)
-        )
+        own = replace(launchers.find("alone"), environment=make_environment(choice, hosts, folder))
         words = ["node1", *make_command(choice, folder)]
         temporary = {"TMPDIR": str(hosts.find_tmp("node1"))}
         python = slurm.COMMANDS / "exec"
