@@ -69,12 +69,13 @@ def test_where_open_mpi_5_may_crash_the_first_message_waits(monkeypatch, version
     assert slept == [mpi.LEAVING_SECONDS] * pauses
 
 
-@pytest.mark.parametrize(("key", "kept"), [("hydra", False), ("slurm", True)])
-def test_hydra_forgets_the_step_around_it(monkeypatch, key, kept):
-    for name in environment.PMIX_SIGNS:
+@pytest.mark.parametrize("own", ["pmi", "pmix"])
+def test_a_rank_forgets_the_step_around_it(monkeypatch, own):
+    for name in (name for names in environment.MANAGER_SIGNS.values() for name in names):
         monkeypatch.setenv(name, "0")
-    mpi._hide_enclosing_step(Launcher(key, key, 0, (2,), frozenset()))
-    assert environment.is_set(environment.PMIX_SIGNS) is kept
+    mpi._hide_enclosing_step(Launcher("slurm", "srun", 0, (2,), frozenset({own})))
+    kept = [key for key, names in environment.MANAGER_SIGNS.items() if environment.is_set(names)]
+    assert kept == [own]
 
 
 # Whole jobs

@@ -67,7 +67,9 @@ def check_user(version: str, launcher: Launcher) -> None:
     (open-mpi/ompi#12146, apptainer#769; read in November 2026). Munge finds the right one.
     """
     is_by_number = os.environ.get(environment.PMIX_SECURITY_MODE) == "native"
-    uses_pmix = _wanted_managers(version) == {"pmix"} and "pmix" in launcher.process_managers
+    uses_pmix = (
+        _wanted_managers(version) == frozenset({"pmix"}) and "pmix" in launcher.process_managers
+    )
     inside = os.geteuid()
     outside = find_outer_user(inside)
     if is_by_number and uses_pmix and outside != inside and USER in find_walls(launcher):
