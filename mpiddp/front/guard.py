@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp import environment
+from mpiddp.front import leftovers
 from mpiddp.process import job_directory
 from mpiddp.process.descendants import find_descendants, has_variable, list_children, survey
 from mpiddp.process.rank_process import find_start
@@ -128,6 +129,7 @@ class _Watch:
         signs = [sign for sign in environment.RANK_VARIABLES["rank"] if sign not in os.environ]
         self._signs = [f"{sign}=".encode() for sign in signs]
         self._launcher = self._began = 0
+        self._forked = time.time()
         self._signals: list[tuple[int, float]] = []
         """Signals that were to end the job, and when they came."""
         self._front_gone: float | None = None
@@ -153,8 +155,10 @@ class _Watch:
         spares = status == ENDED and not self._is_asked
         alone = 0.0 if self._is_asked else ALONE_SECONDS
         self._end(lambda: self._find_strays(spares=spares), alone)
-        if self._front_gone is not None and self._watched.directory:
-            job_directory.remove_abandoned(Path(self._watched.directory))
+        if self._front_gone is not None:
+            leftovers.remove(self._forked)
+            if self._watched.directory:
+                job_directory.remove_abandoned(Path(self._watched.directory))
         return self._has_killed
 
     @property

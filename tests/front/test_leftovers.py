@@ -118,6 +118,20 @@ def test_what_is_young_or_not_known_stays(place):
     assert set(place.iterdir()) == {*kept, lacking, place / "sm_segment.link"}
 
 
+def test_what_is_as_young_as_a_job_that_has_ended_goes(place):
+    older, younger = place / "sm_segment.host.0.1.0", place / "mpich_shm_1"
+    for path in (older, younger):
+        path.touch()
+    began = time.time()
+    os.utime(older, (began - 1, began - 1))
+    os.utime(younger, (began + 1, began + 1))
+    with younger.open("rb"):
+        leftovers.remove(began)
+        assert younger.exists()
+    leftovers.remove(began)
+    assert list(place.iterdir()) == [older]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
 def test_what_is_another_users_stays(place, old):
     paths = [place / "sm_segment.host.0.1.0", make_session(place, 2**22 + 1)]

@@ -87,7 +87,7 @@ def make_environment(choice: Mapping[str, Any], hosts: ssh.Hosts, folder: Path) 
 
 def find_front(job: launchers.Job) -> psutil.Process:
     """What was typed: the process on the node, not what has entered it, or the allocation."""
-    starters = ("nsenter", "salloc", "sh", "python3")
+    starters = ("nsenter", "salloc", "sh", "python3", "/usr/bin/env")
     while True:
         job.until(lambda: True, "the command")
         with contextlib.suppress(psutil.NoSuchProcess, ValueError):
