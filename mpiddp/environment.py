@@ -362,6 +362,8 @@ OPEN_MPI_MESSAGING = "OMPI_MCA_pml"
 OPEN_MPI_YIELD = "OMPI_MCA_mpi_yield_when_idle"
 OPEN_MPI_4_BINDING = "OMPI_MCA_hwloc_base_binding_policy"
 PRRTE_BINDING = "PRTE_MCA_hwloc_default_binding_policy"
+UCX_DEBUG_SIGNAL = "UCX_DEBUG_SIGNO"
+"""UCX takes SIGHUP by default, so that a job goes on after it."""
 UCX_MEMORY_EVENTS = "UCX_MEM_EVENTS"
 HYDRA_INTERFACE = "HYDRA_IFACE"
 

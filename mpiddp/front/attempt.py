@@ -108,7 +108,7 @@ class Launch:
                 output = stack.enter_context(open(files.output, "ab"))
                 error = stack.enter_context(open(files.error, "ab"))
             self._directory = variables.get(environment.JOB_DIRECTORY, "")
-            self._began, began = time.monotonic(), time.time()
+            self._began = time.monotonic()
             try:
                 process = subprocess.Popen(
                     command,
@@ -145,8 +145,6 @@ class Launch:
             # What comes from here on is for the next attempt.
             self._process = None
             was_killed = guard.finish(code)
-            if code:
-                leftovers.remove(began)
         status = code if code >= 0 else 128 - code
         return Exit(status, reader.find(), self.signal, was_killed=was_killed)
 

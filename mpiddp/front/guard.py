@@ -64,6 +64,7 @@ class Guard:
 
     def __init__(self, watched: Watched) -> None:
         receiver, self._sender = os.pipe()
+        self._began = time.time()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._process: int | None = os.fork()
         if self._process == 0:
@@ -101,6 +102,8 @@ class Guard:
         process, self._process = self._process, None
         _, found = os.waitpid(process, 0)
         os.close(self._sender)
+        if status:
+            leftovers.remove(self._began)
         return os.waitstatus_to_exitcode(found) == KILLED
 
     def _send(self, message: bytes) -> None:

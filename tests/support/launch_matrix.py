@@ -66,12 +66,12 @@ HOPELESS = (
 """Cells that are not run, by library, start, network and place; empty: in all."""
 BEGIN, END = "<!-- launch matrix: begin -->", "<!-- launch matrix: end -->"
 SCRIPT = """
-import socket, torch, torch.distributed as dist
+import socket, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1) * 10 ** dist.get_rank()
 dist.all_reduce(total)
-found = dist.get_rank(), dist.get_world_size(), int(total), socket.gethostname()
-print("cell", *found, end="\\n", flush=True)
+found = f"{dist.get_rank()} {dist.get_world_size()} {int(total)} {socket.gethostname()}"
+sys.stdout.write(f"cell {found}\\n")
 """
 CONTAINER = """\
 # Files, processes, memory and a user of its own; /tmp is shared, since MPI's sockets are there.

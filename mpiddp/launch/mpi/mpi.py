@@ -145,11 +145,13 @@ def _keep_workers_out() -> None:
 def add_own_variables() -> None:
     """Set the environment variables that MPI_Init adds, before threads read the environment.
 
+    And have UCX, which reads it when MPI is loaded, leave SIGHUP alone.
+
     glibc before 2.41 moves its table when a variable is added, and a thread in getenv reads freed
     memory then: torch's import crashed so, now and then. What exists already is replaced in place.
     As when MPI sets them, ``os.environ`` does not show them.
     """
-    found = dict.fromkeys(environment.NO_BACKTRACES, "1")
+    found = {**dict.fromkeys(environment.NO_BACKTRACES, "1"), environment.UCX_DEBUG_SIGNAL: "0"}
     if mode := os.environ.get(environment.PMIX_SECURITY_MODE):
         found[environment.PMIX_SECURITY] = mode
     for name in found.keys() - os.environ.keys():

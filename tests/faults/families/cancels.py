@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -142,9 +142,19 @@ def list_processes(hosts: ssh.Hosts) -> set[int]:
     return found
 
 
+@contextlib.contextmanager
+def clear(cluster: slurm.Cluster) -> Iterator[None]:
+    """End what a failed attempt has left in the queue."""
+    try:
+        yield
+    finally:
+        if jobs := cluster.ask("squeue", "-h", "-o", "%i").split():
+            cluster.ask("scancel", "--full", *jobs)
+
+
 def attempt(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> Finding:
     (folder / "script.py").write_text(WORKERS if choice["has_workers"] else LIGHT)
-    with laboratory.hosts() as hosts:
+    with laboratory.hosts() as hosts, clear(hosts.cluster):
         before, daemons = list_files(hosts, folder), list_processes(hosts)
         own = replace(launchers.find("alone"), environment=make_environment(choice, hosts, folder))
         words = ["node1", *make_command(choice, folder)]
