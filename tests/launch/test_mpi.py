@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import array
 import pickle
+import signal
 import textwrap
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +107,10 @@ def make_calls(session):
     group.allgather(rank)
     group.gather(rank)
     assert time.thread_time() - begin < 0.5, "waiting took a core"
+
+    # UCX takes it by default, and the job goes on when its terminal has gone.
+    status = Path("/proc/self/status").read_text()
+    assert not int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGHUP - 1) & 1
 
     for longest in (1, 7, 64, mpi.LONGEST_MESSAGE):
         for scale in (0, 1, 100):

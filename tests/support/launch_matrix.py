@@ -16,6 +16,7 @@ import datetime
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -281,8 +282,10 @@ def describe_versions() -> str:
         for name, row in kinds
         if row is not None and not row.missing()
     }
-    srun = launchers.execute(slurm.find_program("srun"), "--version").stdout.strip()
-    return ", ".join([*versions, srun.capitalize(), f"torch {version('torch')}"])
+    controller = shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin") or "slurmctld"
+    said = launchers.execute(controller, "-V").stdout.split()
+    torch = version("torch").partition("+")[0]
+    return ", ".join([*versions, f"Slurm {said[-1]}", f"torch {torch}"])
 
 
 def put_into(path: Path, found: Mapping[Cell, str]) -> None:
