@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil._psutil_linux
@@ -142,6 +143,29 @@ def test_every_library_under_every_launcher(library, started_by, prefix):
     assert compatibility.library_name(version) in message
     assert "every process would be rank 0 of 1" in message
     assert re.search(r"tart it with( the \w+ of [^:]+)?: ", message) and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("library", "started_by", "security", "outside", "is_refused"),
+    [
+        ("open mpi 5", "srun pmix", "native", 1000, True),
+        ("open mpi 4", "mpirun", "native", 1000, True),
+        ("intel", "srun pmix", "native", 1000, True),
+        ("open mpi 5", "srun pmix", "munge,native", 1000, False),
+        ("open mpi 5", "srun pmix", "native", 0, False),
+        ("mpich", "srun pmi2", "native", 1000, False),
+        ("intel", "mpiexec", "native", 1000, False),
+    ],
+)
+def test_pmix_refuses_the_user_of_a_container(
+    library, started_by, security, outside, is_refused, monkeypatch
+):
+    monkeypatch.setenv(environment.PMIX_SECURITY_MODE, security)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(compatibility, "find_outer_user", lambda user: outside)
+    monkeypatch.setattr(compatibility, "find_walls", lambda launcher: {"user"})
+    with pytest.raises(LaunchError, match="user 1000 as user 0") if is_refused else nullcontext():
+        compatibility.check_user(VERSIONS[library], LAUNCHERS[started_by])
 
 
 @pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH])

@@ -63,13 +63,12 @@ def alone_message(version: str, launcher: Launcher) -> str:
 def check_user(version: str, launcher: Launcher) -> None:
     """Raise AloneError if a container shows its user under another number than PMIx expects.
 
-    MPI_Init would wait for ever, without a word: the daemon hears the number from the rank itself
+    MPI_Init would wait for ever, without a word, or abort: the daemon hears the number from the rank itself
     (open-mpi/ompi#12146, apptainer#769; read in November 2026). Munge finds the right one.
     """
     is_by_number = os.environ.get(environment.PMIX_SECURITY_MODE) == "native"
-    uses_pmix = (
-        _wanted_managers(version) == frozenset({"pmix"}) and "pmix" in launcher.process_managers
-    )
+    offered = launcher.process_managers
+    uses_pmix = offered & (_wanted_managers(version) or offered) == {"pmix"}
     inside = os.geteuid()
     outside = find_outer_user(inside)
     if is_by_number and uses_pmix and outside != inside and USER in find_walls(launcher):
