@@ -39,11 +39,11 @@ def find_outer_user(user: int) -> int:
 
 def _find_daemon(launcher: Launcher) -> int:
     """The nearest process above that is not this rank; 0 if it cannot be seen from here."""
-    (name,) = (row.rank for row in environment.LAUNCHERS if row.key == launcher.key)
-    mark = f"{name}={launcher.rank}\0".encode()
+    names = {row.rank for row in environment.LAUNCHERS if row.key == launcher.key}
+    marks = [f"{name}={launcher.rank}\0".encode() for name in names]
     process = os.getppid()
     with contextlib.suppress(OSError):
-        while process and has_variable(process, [mark]):
+        while process and has_variable(process, marks):
             process = int(read_stat(process)[1])
     return process
 

@@ -63,8 +63,8 @@ def alone_message(version: str, launcher: Launcher) -> str:
 def check_user(version: str, launcher: Launcher) -> None:
     """Raise AloneError if a container shows its user under another number than PMIx expects.
 
-    MPI_Init would wait for ever, without a word, or abort: the daemon hears the number from the rank itself
-    (open-mpi/ompi#12146, apptainer#769; read in November 2026). Munge finds the right one.
+    MPI_Init would wait for ever, without a word, or abort: the daemon hears the number from the
+    rank itself (open-mpi/ompi#12146, apptainer#769; read in November 2026). Munge finds it out.
     """
     is_by_number = os.environ.get(environment.PMIX_SECURITY_MODE) == "native"
     offered = launcher.process_managers
