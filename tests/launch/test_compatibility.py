@@ -168,6 +168,22 @@ def test_pmix_refuses_the_user_of_a_container(
         compatibility.check_user(VERSIONS[library], LAUNCHERS[started_by])
 
 
+@pytest.mark.parametrize(
+    ("library", "hosts", "walls", "is_refused"),
+    [
+        ("intel", "n[1-2]", {"pid"}, True),
+        ("intel", "n[1-2]", (), False),
+        ("intel", "n[1-4]", {"pid"}, False),
+        ("mpich", "n[1-2]", {"pid"}, False),
+    ],
+)
+def test_intel_mpi_needs_memory_that_ranks_share(library, hosts, walls, is_refused, monkeypatch):
+    monkeypatch.setenv(environment.SLURM_STEP_NODES, hosts)
+    monkeypatch.setattr(compatibility, "find_walls", lambda launcher: walls)
+    with pytest.raises(LaunchError, match="a container each") if is_refused else nullcontext():
+        compatibility.check_memory(VERSIONS[library], LAUNCHERS["srun pmi2"])
+
+
 @pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH])
 def test_one_process_needs_no_manager(version, prefix):
     compatibility.check_library(version, launcher("slurm", "srun", size=1))

@@ -52,6 +52,7 @@ WORKS, ABSENT = "works", "–"
 REASONS = {
     "PMI": r"cannot join them|process manager",
     "user": r"shows user \d+ as user",
+    "memory": r"memory and processes that they share",
     "IPv4": r"over IPv4",
 }
 """The words in the table for what mpiddp refuses, and what its messages say."""

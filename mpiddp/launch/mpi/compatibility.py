@@ -18,7 +18,7 @@ from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.launcher import programs
 from mpiddp.launch.launcher.containers import USER, find_outer_user, find_walls
-from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.launcher.launcher import Launcher, hosts_of_step
 from mpiddp.process import cpus
 
 
@@ -78,6 +78,27 @@ def check_user(version: str, launcher: Launcher) -> None:
             "container with your own number (podman --userns=keep-id, apptainer without "
             "--fakeroot, srun --no-container-remap-root), or take an MPICH and srun --mpi=pmi2"
         )
+
+
+def check_memory(version: str, launcher: Launcher) -> None:
+    """Raise AloneError if ranks of a host cannot share memory, and Intel MPI would abort.
+
+    It does so in any namespace of a rank's own, whatever its settings (2021.19).
+    """
+    if version.startswith("Intel") and _has_neighbours(launcher) and find_walls(launcher):
+        raise AloneError(
+            "ranks of one host have a container each, and Intel MPI needs memory and processes "
+            "that they share: start one rank on a host, or all ranks of a host in one container; "
+            "or take an MPICH, whose ABI is the same"
+        )
+
+
+def _has_neighbours(launcher: Launcher) -> bool:
+    """Whether the launcher says that some host has several ranks."""
+    names = [row.local_size for row in environment.LAUNCHERS if row.key == launcher.key]
+    found = {os.environ.get(name or "", "1") for name in names}
+    hosts = hosts_of_step() if launcher.key == "slurm" else ()
+    return found != {"1"} or (bool(hosts) and (launcher.size or 1) > len(hosts))
 
 
 def check_gpu_support() -> None:

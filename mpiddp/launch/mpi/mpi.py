@@ -25,6 +25,7 @@ from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.compatibility import (
     check_gpu_support,
     check_library,
+    check_memory,
     check_user,
     library_path,
     mapped_files,
@@ -79,6 +80,7 @@ def load(launcher: Launcher | None) -> Any:
         version = MPI.Get_library_version()
         check_library(version, launcher)
         check_user(version, launcher)
+        check_memory(version, launcher)
         _hide_enclosing_step(launcher)
     return MPI
 
