@@ -22,8 +22,8 @@ from functools import partial
 from mpiddp import environment
 
 MEMORY = "/dev/shm"
-SEGMENTS = ("sm_segment.", "vader_segment.", "mpich_shm_")
-"""Beginnings of names: of Open MPI 5, Open MPI 4 and MPICH."""
+SEGMENTS = ("sm_segment.", "vader_segment.", "mpich_shm_", "ucx_shm_posix_")
+"""Beginnings of names: of Open MPI 5, Open MPI 4, MPICH, and UCX below any of them."""
 SESSION = re.compile(r"(?:ompi|prte|prted|prtrn)\.(\d+)")
 """Open MPI 5's directory, with the process of its mpirun."""
 OLD_SESSION = re.compile(r"pid\.(\d+)")

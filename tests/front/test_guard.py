@@ -174,4 +174,4 @@ def test_the_directory_of_a_front_that_has_gone_goes_with_its_launcher(tmp_path)
     done = launchers.run_python("-c", FRONT_THAT_GOES, env=environment)
     path = Path(done.stdout.strip())
     assert path.parent.parent.parent == tmp_path
-    launchers.until(lambda: not path.exists(), "the job's directory to go")
+    launchers.until(lambda: not path.exists(), "the directory to go", seconds=30)
