@@ -144,8 +144,13 @@ PMI_DESCRIPTOR = "PMI_FD"
 # A process manager that no row above describes still leaves one of these.
 MANAGER_HINTS = ("PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", PMI_DESCRIPTOR, "PMI_PORT")
 
-PMIX_SIGNS = ("PMIX_NAMESPACE", "PMIX_RANK")
-PMI_SIGNS = (PMI_DESCRIPTOR, "PMI_PORT", "PMI_RANK")
+PMIX_NAMESPACE = "PMIX_NAMESPACE"
+MANAGER_SIGNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"pmix": (PMIX_NAMESPACE, "PMIX_RANK"), "pmi": (PMI_DESCRIPTOR, "PMI_PORT", "PMI_RANK")}
+)
+SLURM_MANAGER_STEP = {"pmix": PMIX_NAMESPACE, "pmi": "PMI_JOBID"}
+"""Which step of Slurm's a process manager serves, as ``slurm.pmix.17.0`` or ``17.0``: srun hands
+those of an enclosing step on."""
 
 OF_LAUNCH = frozenset(
     (
@@ -162,7 +167,7 @@ SETTINGS_BEGINNINGS = ("PMIX_MCA_", "SLURM_CONF")
 SLURM_TERMINAL = "SLURM_PTY_PORT"
 """Set by ``srun --pty``."""
 
-LAUNCH_IDENTITY = ("PMIX_NAMESPACE", "SLURM_JOB_ID", *SLURM_STEP_IDS)
+LAUNCH_IDENTITY = (PMIX_NAMESPACE, "SLURM_JOB_ID", *SLURM_STEP_IDS)
 """What is the same for all processes of a launch, as far as it is set."""
 
 SLURM_JOB_TASKS = "SLURM_NTASKS"
@@ -350,6 +355,8 @@ NCCL_MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 OPEN_MPI_PREFIX = "OMPI_MCA_"
 """Before the name of one of Open MPI's parameters."""
 OPEN_MPI_TRANSPORTS = "OMPI_MCA_btl"
+MPICH_APART = "MPIR_CVAR_NOLOCAL"
+"""Ranks of one host share no memory."""
 OPEN_MPI_INTERFACES = "OMPI_MCA_btl_tcp_if_include"
 OPEN_MPI_INTERFACE_SETTINGS = (OPEN_MPI_INTERFACES, "OMPI_MCA_btl_tcp_if_exclude")
 UCX_INTERFACES = "UCX_NET_DEVICES"
@@ -379,6 +386,8 @@ OPEN_MPI_MESSAGING = "OMPI_MCA_pml"
 OPEN_MPI_YIELD = "OMPI_MCA_mpi_yield_when_idle"
 OPEN_MPI_4_BINDING = "OMPI_MCA_hwloc_base_binding_policy"
 PRRTE_BINDING = "PRTE_MCA_hwloc_default_binding_policy"
+UCX_DEBUG_SIGNAL = "UCX_DEBUG_SIGNO"
+"""UCX takes SIGHUP by default, so that a job goes on after it."""
 UCX_MEMORY_EVENTS = "UCX_MEM_EVENTS"
 HYDRA_INTERFACE = "HYDRA_IFACE"
 HYDRA = "mpiexec.hydra"

@@ -4,7 +4,7 @@
     ├── ConfigurationError      2   bad arguments or configuration
     │   └── ContentError        2   a file is not of the form that its reader expects
     ├── LaunchError             3   the launch is wrong: wrong PMI, no MPI, GPUs shared
-    │   └── AloneError          3   every rank would be rank 0 of 1
+    │   └── AloneError          3   no rank would find the others
     ├── UnreachableError        4   ranks could not reach each other in time
     ├── CheckpointError         5   no usable checkpoint where one was demanded
     ├── StorageError            1   a file system could not be read: another attempt may succeed
@@ -115,7 +115,7 @@ class LaunchError(MpiddpError):
 
 
 class AloneError(LaunchError):
-    """Library and launcher do not fit, so that every process would be rank 0 of 1.
+    """Library and launcher do not fit, so that no process would find the others.
 
     All processes of the launch find this alike, and none of them can ask another.
     """

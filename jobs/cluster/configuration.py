@@ -48,12 +48,18 @@ ReturnToService=2
 KillWait=10
 SlurmdTimeout=20
 MessageTimeout=10
-{gres}NodeName=node[1-{shape.nodes}] NodeAddr={shape.network}.[1-{shape.nodes}] \
+{ip}{gres}NodeName=node[1-{shape.nodes}] NodeAddr={addresses} \
 CPUs={shape.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={shape.cpus} ThreadsPerCore=1 \
 RealMemory={memory} TmpDisk=1000{node_gres} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=0
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
+
+SLURM_IP = {
+    "4": "",
+    "dual": "CommunicationParameters=EnableIPv6\n",
+    "6": "CommunicationParameters=EnableIPv6,DisableIPv4\n",
+}
 
 PROLOG_NAME = "rename_gpus.sh"
 PROLOG = """\
@@ -82,6 +88,8 @@ def write(shape: Shape, version: tuple[int, int]) -> None:
             local=local_directory(),
             memory=_memory(),
             port=SLURMD_PORT,
+            addresses=shape.find_addresses(f"[1-{shape.nodes}]")[0],
+            ip=SLURM_IP[shape.ip],
             gres="GresTypes=gpu\n" if shape.gpus else "",
             node_gres=f" Gres=gpu:{shape.gpus}" if shape.gpus else "",
         ),
@@ -151,12 +159,14 @@ def _make_devices(folder: Path, count: int) -> None:
 def write_hosts(shape: Shape, machine: Machine) -> None:
     """The ``/etc/hosts`` of one machine.
 
-    Every address is there in the form ``::ffff:…`` too, in which torch looks its peers up.
+    Every IPv4 address is there in the form ``::ffff:…`` too, in which torch looks its peers up.
     """
-    known = [(m.address, m.name) for m in (*shape.machines, shape.controller)]
-    known.append((shape.host_address, socket.gethostname()))
+    known = [(m.addresses, m.name) for m in (*shape.machines, shape.controller)]
+    known.append((shape.host_addresses, socket.gethostname()))
     lines = ["127.0.0.1 localhost", "::1 localhost"]
-    lines += [f"{prefix}{address} {name}" for address, name in known for prefix in ("", "::ffff:")]
+    for addresses, name in known:
+        mapped = [f"::ffff:{address}" for address in addresses if ":" not in address]
+        lines += [f"{address} {name}" for address in (*addresses, *mapped)]
     (machine_directory(machine) / "hosts").write_text("\n".join(lines) + "\n")
 
 

@@ -30,7 +30,9 @@ def claim() -> tuple[str, str]:
     routes = _known_networks()
     for number, prefix in enumerate(NETWORKS):
         network = ipaddress.ip_network(f"{prefix}.0/24")
-        if not any(network.overlaps(other) for other in routes):
+        # A cluster without IPv4 has the interface alone.
+        is_taken = _exists(["ip", "link", "show", f"mpiddp{number}"])
+        if not is_taken and not any(network.overlaps(other) for other in routes):
             return prefix, f"mpiddp{number}"
     raise ClusterError("all of 10.77.0.0/20 and 198.18.0.0/20 are in use on this machine")
 
@@ -49,17 +51,20 @@ def make_bridge(shape: Shape) -> None:
     if not _has_interface(controller, controller.interface):
         own = f"address {_hardware_address(controller.address)}"
         _ip(controller, f"link add name {controller.interface} {own} type bridge")
-    _ip(controller, f"address replace {controller.address}/24 dev {controller.interface}")
+    for address in controller.addresses:
+        _ip(controller, _assign(address, controller.interface))
     _ip(controller, f"link set {controller.interface} up")
-    _plug(shape, "host", None, shape.host_interface, shape.host_address)
+    _plug(shape, "host", None, shape.host_interface, shape.host_addresses)
 
 
 def connect(shape: Shape, machine: Machine) -> None:
     """Give a node its interface, its address and its link to the bridge, whatever is missing."""
-    _plug(shape, machine.port, machine, machine.interface, machine.address)
+    _plug(shape, machine.port, machine, machine.interface, machine.addresses)
 
 
-def _plug(shape: Shape, port: str, machine: Machine | None, interface: str, address: str) -> None:
+def _plug(
+    shape: Shape, port: str, machine: Machine | None, interface: str, addresses: Sequence[str]
+) -> None:
     """A cable between a port of the bridge and an interface of a node, or of this machine."""
     controller = shape.controller
 
@@ -81,20 +86,27 @@ def _plug(shape: Shape, port: str, machine: Machine | None, interface: str, addr
         target = os.getpid() if machine is None else machines.find_init(machine)
         # Seen from outside: inside the controller this machine's process numbers mean nothing.
         inside = ["nsenter", "--target", str(machines.find_init(controller)), "--net"]
-        far_end = f"name {interface} address {_hardware_address(address)} netns {target}"
+        far_end = f"name {interface} address {_hardware_address(addresses[0])} netns {target}"
         link = f"link add {port} type veth peer {far_end}"
         _run([*inside, "ip", *link.split()])
     _ip(controller, f"link set {port} master {controller.interface} up")
-    run(f"address replace {address}/24 dev {interface}")
+    for address in addresses:
+        run(_assign(address, interface))
     run(f"link set {interface} up")
 
 
+def _assign(address: str, interface: str) -> str:
+    # Nobody else has an address: the kernel need not ask whether somebody does.
+    length, more = ("64", " nodad") if ":" in address else ("24", "")
+    return f"address replace {address}/{length} dev {interface}{more}"
+
+
 def _hardware_address(address: str) -> str:
-    """The Ethernet address that goes with an IPv4 address: the same each time the node is made.
+    """The Ethernet address that goes with an address: the same each time the node is made.
 
     The other machines keep the one that they know for up to a minute.
     """
-    return f"02:00:{ipaddress.IPv4Address(address).packed.hex(':')}"
+    return f"02:00:{ipaddress.ip_address(address).packed[-4:].hex(':')}"
 
 
 def disconnect_host(shape: Shape) -> None:

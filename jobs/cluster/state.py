@@ -26,6 +26,8 @@ LOCK_SECONDS = 60.0
 # match by prefix, gets wrong.
 INTERFACES = ("ens1f1", "ens1f0np0", "ens1f0", "eth0", "ib0", "enp65s0f0", "hsn0", "bond1")
 MOST_NODES = 200
+IP = {"4": (4,), "dual": (4, 6), "6": (6,)}
+"""Which addresses machines have, by the word for it."""
 CONTROLLER_NUMBER = 253
 HOST_NUMBER = 254
 
@@ -39,10 +41,15 @@ class Machine:
     """One network namespace with its own hostname, processes and shared memory."""
 
     name: str
-    address: str
+    addresses: tuple[str, ...]
+    """The one that Slurm uses first."""
     interface: str
     port: str
     """The other end of its link, on the controller's bridge."""
+
+    @property
+    def address(self) -> str:
+        return self.addresses[0]
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class Shape:
     """This machine's own way into the cluster."""
     devices: tuple[str, ...] = ()
     """The device files of this machine's own GPUs, if nodes have those; else GPUs are fake."""
+    ip: str = "4"
+    """A key of ``IP``."""
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -67,12 +76,20 @@ class Shape:
         return tuple(
             Machine(
                 name=f"node{number}",
-                address=f"{self.network}.{number}",
+                addresses=self.find_addresses(number),
                 interface=INTERFACES[(number - 1) % len(INTERFACES)],
                 port=f"port{number}",
             )
             for number in range(1, self.nodes + 1)
         )
+
+    def find_addresses(self, number: int | str) -> tuple[str, ...]:
+        """A machine's, by its number. ``[1-4]`` for one is Slurm's form for four addresses."""
+        forms = {
+            4: f"{self.network}.{number}",
+            6: f"fd00:{self.network.replace('.', ':')}::{number}",
+        }
+        return tuple(forms[family] for family in IP[self.ip])
 
     def find_gpus(self, number: int) -> tuple[str, ...]:
         """The device files of a node's real GPUs. Nodes share a GPU only if there are too few."""
@@ -82,12 +99,12 @@ class Shape:
     @property
     def controller(self) -> Machine:
         """Where slurmctld runs and the bridge is."""
-        return Machine("controller", f"{self.network}.{CONTROLLER_NUMBER}", "bridge", "")
+        return Machine("controller", self.find_addresses(CONTROLLER_NUMBER), "bridge", "")
 
     @property
-    def host_address(self) -> str:
-        """This machine's own address in the cluster."""
-        return f"{self.network}.{HOST_NUMBER}"
+    def host_addresses(self) -> tuple[str, ...]:
+        """This machine's own addresses in the cluster."""
+        return self.find_addresses(HOST_NUMBER)
 
     def find(self, name: str) -> Machine:
         """The node of that name. Raises ClusterError."""

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,9 @@ PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREEMPTING = (signal.SIGUSR1, signal.SIGUSR2)
+REPEAT_SECONDS, START_SECONDS = 1.0, 300.0
+"""From an early signal to the next: a launcher forgets one that comes before its ranks. And for how
+long: ranks that have closed their session look as if they had not met."""
 PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -65,6 +69,8 @@ class Launch:
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = ""
         """The job's, for the attempt that runs."""
+        self._began = 0.0
+        """When its launcher was started."""
         self._guard: Guard | None = None
         self._told: set[int] = set()
         """Signals that the guard knows of."""
@@ -79,6 +85,7 @@ class Launch:
             # A signal that was ignored from the start, as under nohup, stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._take)
+        signal.signal(signal.SIGALRM, self._repeat)
 
     def run(
         self,
@@ -101,6 +108,7 @@ class Launch:
                 output = stack.enter_context(open(files.output, "ab"))
                 error = stack.enter_context(open(files.error, "ab"))
             self._directory = variables.get(environment.JOB_DIRECTORY, "")
+            self._began = time.monotonic()
             try:
                 process = subprocess.Popen(
                     command,
@@ -146,6 +154,7 @@ class Launch:
             token="" if is_srun else variables.get(environment.ATTEMPT_TOKEN, ""),
             has_ranks=self.starts_ranks and self._is_local and not is_srun,
             kill_step=lambda srun: is_srun and _signal_step(srun, signal.SIGKILL),
+            directory=variables.get(environment.JOB_DIRECTORY, ""),
         )
 
     def _shares_terminal(self) -> bool:
@@ -196,8 +205,31 @@ class Launch:
         if is_told and not self.starts_ranks:
             return  # A program may go on after Ctrl-C.
         self._tell_guard(number)
-        if is_told:
-            return
+        if number in ENDING and self._is_starting():
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+        if not is_told:
+            self._deliver(number)
+
+    def _repeat(self, *_: object) -> None:
+        """Deliver the last ending signal again, until the ranks have met: then for the last time.
+
+        One that has reached a rank meanwhile has ended the job.
+        """
+        if self.signal is not None and self._is_running():
+            if self._is_starting():
+                signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+            self._deliver(self.signal)
+
+    def _is_starting(self) -> bool:
+        """Whether a signal may be lost between the launcher and ranks that do not run yet."""
+        is_young = time.monotonic() < self._began + START_SECONDS
+        return self.starts_ranks and is_young and not self._have_ranks_met()
+
+    def _deliver(self, number: int) -> None:
+        assert self._process is not None
+        is_early = number == signal.SIGINT and self.starts_ranks and not self._have_ranks_met()
+        if is_early:
+            number = signal.SIGTERM  # Python may be starting, and would show where it was.
         if self.kind is SRUN and number not in (signal.SIGINT, signal.SIGTSTP, signal.SIGCONT):
             if not _signal_step(self._process.pid, number) and number in ENDING:
                 # It has not created its step yet, and ends.
@@ -206,10 +238,7 @@ class Launch:
         if not self.starts_ranks and number == signal.SIGTERM and is_ended_by_slurm():
             return  # Slurm has told every process of the job, and must not twice.
         processes = [self._process.pid]
-        is_early = not self._have_ranks_met()
-        if is_early and number == signal.SIGINT and not self._shares_terminal():
-            number = signal.SIGTERM  # Python may be starting, and would show where it was.
-        elif self._goes_past_launcher(number):
+        if not is_early and self._goes_past_launcher(number):
             self._told_ranks.add(number)
             processes = self._list_told(self._process.pid) or processes
         for process in processes:

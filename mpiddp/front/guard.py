@@ -16,8 +16,11 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from mpiddp import environment
+from mpiddp.launch.launcher import leftovers
+from mpiddp.process import job_directory
 from mpiddp.process.descendants import find_descendants, has_variable, list_children, survey
 from mpiddp.process.rank_process import find_start
 
@@ -52,6 +55,8 @@ class Watched:
     """Whether it is a launcher with all ranks below it."""
     kill_step: Callable[[int], object]
     """Ends what Slurm runs for a launcher, by its process; it would outlive that."""
+    directory: str = ""
+    """The job's, which goes with a front that was killed; empty if it has none."""
 
 
 class Guard:
@@ -59,6 +64,7 @@ class Guard:
 
     def __init__(self, watched: Watched) -> None:
         receiver, self._sender = os.pipe()
+        self._began = time.time()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._process: int | None = os.fork()
         if self._process == 0:
@@ -96,6 +102,8 @@ class Guard:
         process, self._process = self._process, None
         _, found = os.waitpid(process, 0)
         os.close(self._sender)
+        if status:
+            leftovers.remove(self._began)
         return os.waitstatus_to_exitcode(found) == KILLED
 
     def _send(self, message: bytes) -> None:
@@ -124,6 +132,7 @@ class _Watch:
         signs = [sign for sign in environment.RANK_VARIABLES["rank"] if sign not in os.environ]
         self._signs = [f"{sign}=".encode() for sign in signs]
         self._launcher = self._began = 0
+        self._forked = time.time()
         self._signals: list[tuple[int, float]] = []
         """Signals that were to end the job, and when they came."""
         self._front_gone: float | None = None
@@ -149,6 +158,10 @@ class _Watch:
         spares = status == ENDED and not self._is_asked
         alone = 0.0 if self._is_asked else ALONE_SECONDS
         self._end(lambda: self._find_strays(spares=spares), alone)
+        if self._front_gone is not None:
+            leftovers.remove(self._forked)
+            if self._watched.directory:
+                job_directory.remove_abandoned(Path(self._watched.directory))
         return self._has_killed
 
     @property

@@ -54,7 +54,7 @@ def make(name: str) -> Path:
 
 def _make_in(place: Path, name: str) -> Path:
     parent = make_private(place)
-    _remove_abandoned(parent)
+    _remove_all_abandoned(parent)
     number = 1
     while True:
         path = parent / (name if number == 1 else f"{name}-{number}")
@@ -64,13 +64,13 @@ def _make_in(place: Path, name: str) -> Path:
         number += 1
 
 
-def _remove_abandoned(parent: Path) -> None:
+def _remove_all_abandoned(parent: Path) -> None:
     """Remove the directories of processes of this host that have gone, by their names."""
     for path in parent.glob(f"{glob.escape(os.uname().nodename)}-*"):
         process = path.name.removeprefix(f"{os.uname().nodename}-").partition("-")[0]
         has_gone = process.isdecimal() and not Path("/proc", process).exists()
-        if has_gone and is_private(path) and not _is_running(path):
-            remove(path)
+        if has_gone:
+            remove_abandoned(path)
 
 
 def make_or_none() -> Path | None:
@@ -87,6 +87,12 @@ def remove(path: Path) -> None:
         for each in path.iterdir():
             _remove_entry(each)
         path.rmdir()
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove a directory whose maker has gone, unless another job of its name has it now."""
+    if is_private(path) and not _is_running(path):
+        remove(path)
 
 
 def _remove_entry(path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 
 import pytest
 
-from mpiddp.doctor.node import limits
+import launchers
+from mpiddp.doctor.node import limits, remains
 from mpiddp.doctor.node.limits import UNLIMITED, Limits
+from mpiddp.launch.launcher import leftovers
 from mpiddp.launch.network.fabrics import NodeFabrics
 from mpiddp.wording import describe_size
 
@@ -97,3 +101,34 @@ def test_limits_are_this_process(tmp_path):
 )
 def test_describe_size(size, text):
     assert describe_size(size) == text
+
+
+# What earlier jobs have left
+
+ORPHAN = """
+import os, subprocess, sys
+os.environ["MPIDDP_ATTEMPT_TOKEN"] = "gone"
+nothing = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True, **nothing)
+print(child.pid, flush=True)
+"""
+
+
+def test_a_process_whose_launcher_has_gone_and_its_memory_are_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(leftovers, "MEMORY", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    segment = tmp_path / "sm_segment.node1.0.1.0"
+    segment.write_bytes(bytes(8192))
+    os.utime(segment, (0, 0))
+    process = int(launchers.run_python("-c", ORPHAN).stdout)
+    try:
+        found = remains.find_remains()
+        assert process in found.processes and os.getpid() not in found.processes
+        assert (found.files, found.size) == ((str(segment),), 8192)
+        monkeypatch.setattr(remains, "SHOWN", len(found.processes))
+        finding = remains.judge_remains(found)
+        assert finding.status == "warn" and "whose launcher has gone" in finding.found
+        assert str(process) in finding.advice and f"rm -r {segment}" in finding.advice
+    finally:
+        os.kill(process, signal.SIGKILL)
+    assert remains.judge_remains(remains.Remains()).status == "pass"

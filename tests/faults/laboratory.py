@@ -19,6 +19,7 @@ from typing import Any
 
 import launchers
 import slurm
+import ssh
 from mpiddp.checkpoints.storage.manifest import list_checkpoints
 from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.process.outcome import read_outcome
@@ -233,6 +234,7 @@ class Laboratory:
         self._ends: dict[tuple[Any, ...], Training] = {}
         self._end_lock = threading.Lock()
         self._cluster: slurm.Cluster | None = None
+        self._hosts: ssh.Hosts | None = None
         self._cluster_lock = threading.Lock()
 
     def __enter__(self) -> Laboratory:
@@ -286,3 +288,13 @@ class Laboratory:
                 options = [f"--nodes={slurm.NODES}", f"--cpus={slurm.CPUS}"]
                 self._cluster = self._stack.enter_context(slurm.bring_up(*options))
             yield self._cluster
+
+    @contextlib.contextmanager
+    def hosts(self) -> Iterator[ssh.Hosts]:
+        """The same nodes, and an sshd on each of them."""
+        with self.cluster() as cluster:
+            if self._hosts is None:
+                folder = cluster.directory.parent / "ssh"
+                folder.mkdir()
+                self._hosts = self._stack.enter_context(ssh.open_hosts(cluster, folder))
+            yield self._hosts

@@ -66,7 +66,7 @@ def await_text(terminal: int, text: str) -> None:
 
 @pytest.fixture
 def launch(monkeypatch):
-    before = {number: signal.getsignal(number) for number in attempt.PASSED_ON}
+    before = {number: signal.getsignal(number) for number in (*attempt.PASSED_ON, signal.SIGALRM)}
     launch = Launch(OPEN_MPI, starts_ranks=True)
     launch.listen()
     yield launch
@@ -113,6 +113,28 @@ def test_ctrl_c_before_the_ranks_have_met_is_no_interrupt_of_python(launch, monk
     launch.run(["sleep", str(SECONDS)], {**os.environ, JOB_DIRECTORY: str(tmp_path)}, None)
     heard = [number for number in sent if number != signal.SIGCONT]
     assert heard == [signal.SIGTERM, signal.SIGINT]
+
+
+FORGETFUL = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(2, b"ready\\n")
+time.sleep(1.5)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+time.sleep(60)
+"""
+
+
+def test_a_signal_that_a_launcher_forgets_before_its_ranks_is_repeated(
+    launch, monkeypatch, tmp_path
+):
+    def terminate(messages, *_):
+        assert messages.readline() == b"ready\n"
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(attempt, "copy_messages", terminate)
+    variables = {**os.environ, JOB_DIRECTORY: str(tmp_path)}
+    assert launch.run([sys.executable, "-c", FORGETFUL], variables, None).status == 143
 
 
 @pytest.mark.parametrize("step", ["", "StepId=7.0 SrunHost:Pid={host}:{process}"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -152,3 +153,25 @@ def test_a_launcher_has_a_small_number_in_a_container():
     time.sleep(0.5)
     assert find_start(list_children(os.getpid())[-1]) is not None
     assert front.finish(0) is False
+
+
+FRONT_THAT_GOES = """
+import os, subprocess, sys
+from mpiddp.front.guard import Guard, Watched
+from mpiddp.process import job_directory
+
+directory = job_directory.make("front")
+front = Guard(Watched("", has_ranks=False, kill_step=print, directory=str(directory)))
+front.watch(subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL).pid)
+print(directory)
+sys.stdout.flush()
+os._exit(1)
+"""
+
+
+def test_the_directory_of_a_front_that_has_gone_goes_with_its_launcher(tmp_path):
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    done = launchers.run_python("-c", FRONT_THAT_GOES, env=environment)
+    path = Path(done.stdout.strip())
+    assert path.parent.parent.parent == tmp_path
+    launchers.until(lambda: not path.exists(), "the directory to go", seconds=30)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -181,6 +182,45 @@ def test_what_intel_mpi_needs_is_found_or_named(library, started_by, missing, fo
     for name in found:
         monkeypatch.setenv(name, "the user's")
     assert look() == {}
+
+
+@pytest.mark.parametrize(
+    ("library", "started_by", "security", "outside", "is_refused"),
+    [
+        ("open mpi 5", "srun pmix", "native", 1000, True),
+        ("open mpi 4", "mpirun", "native", 1000, True),
+        ("intel", "srun pmix", "native", 1000, True),
+        ("open mpi 5", "srun pmix", "munge,native", 1000, False),
+        ("open mpi 5", "srun pmix", "native", 0, False),
+        ("mpich", "srun pmi2", "native", 1000, False),
+        ("intel", "mpiexec", "native", 1000, False),
+    ],
+)
+def test_pmix_refuses_the_user_of_a_container(
+    library, started_by, security, outside, is_refused, monkeypatch
+):
+    monkeypatch.setenv(environment.PMIX_SECURITY_MODE, security)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(compatibility, "find_outer_user", lambda user: outside)
+    monkeypatch.setattr(compatibility, "find_walls", lambda launcher: {"user"})
+    with pytest.raises(LaunchError, match="user 1000 as user 0") if is_refused else nullcontext():
+        compatibility.check_user(VERSIONS[library], LAUNCHERS[started_by])
+
+
+@pytest.mark.parametrize(
+    ("library", "hosts", "walls", "is_refused"),
+    [
+        ("intel", "n[1-2]", {"pid"}, True),
+        ("intel", "n[1-2]", (), False),
+        ("intel", "n[1-4]", {"pid"}, False),
+        ("mpich", "n[1-2]", {"pid"}, False),
+    ],
+)
+def test_intel_mpi_needs_memory_that_ranks_share(library, hosts, walls, is_refused, monkeypatch):
+    monkeypatch.setenv(environment.SLURM_STEP_NODES, hosts)
+    monkeypatch.setattr(compatibility, "find_walls", lambda launcher: walls)
+    with pytest.raises(LaunchError, match="a container each") if is_refused else nullcontext():
+        compatibility.check_memory(VERSIONS[library], LAUNCHERS["srun pmi2"])
 
 
 @pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH])

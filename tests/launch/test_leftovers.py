@@ -102,7 +102,10 @@ def test_what_is_open_is_in_use(place, old):
 
 def test_what_is_young_or_not_known_stays(place):
     dead, living = 2**22 + 1, os.getpid()
-    names = ("sm_segment.host.0.1.0", "vader_segment.host.0.1.0", "mpich_shm_1", "segment")
+    names = (
+        "sm_segment.host.0.1.0", "vader_segment.host.0.1.0", "mpich_shm_1", "ucx_shm_posix_1",
+        "segment",
+    )  # fmt: skip
     kept = [place / names[-1], *(make_session(place, n) for n in (living,))]
     kept.append(make_session(place, dead + 1, host="elsewhere"))
     lacking = make_session(place, dead + 2)
@@ -118,6 +121,20 @@ def test_what_is_young_or_not_known_stays(place):
         os.utime(path, (before, before), follow_symlinks=False)
     leftovers.remove()
     assert set(place.iterdir()) == {*kept, lacking, place / "sm_segment.link"}
+
+
+def test_what_is_as_young_as_a_job_that_has_ended_goes(place):
+    older, younger = place / "sm_segment.host.0.1.0", place / "mpich_shm_1"
+    for path in (older, younger):
+        path.touch()
+    began = time.time()
+    os.utime(older, (began - 1, began - 1))
+    os.utime(younger, (began + 1, began + 1))
+    with younger.open("rb"):
+        leftovers.remove(began)
+        assert younger.exists()
+    leftovers.remove(began)
+    assert list(place.iterdir()) == [older]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")

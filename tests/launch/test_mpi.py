@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import array
 import pickle
+import signal
 import textwrap
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -69,12 +71,13 @@ def test_where_open_mpi_5_may_crash_the_first_message_waits(monkeypatch, version
     assert slept == [mpi.LEAVING_SECONDS] * pauses
 
 
-@pytest.mark.parametrize(("key", "kept"), [("hydra", False), ("slurm", True)])
-def test_hydra_forgets_the_step_around_it(monkeypatch, key, kept):
-    for name in environment.PMIX_SIGNS:
+@pytest.mark.parametrize("own", ["pmi", "pmix"])
+def test_a_rank_forgets_the_step_around_it(monkeypatch, own):
+    for name in (name for names in environment.MANAGER_SIGNS.values() for name in names):
         monkeypatch.setenv(name, "0")
-    mpi._hide_enclosing_step(Launcher(key, key, 0, (2,), frozenset()))
-    assert environment.is_set(environment.PMIX_SIGNS) is kept
+    mpi._hide_enclosing_step(Launcher("slurm", "srun", 0, (2,), frozenset({own})))
+    kept = [key for key, names in environment.MANAGER_SIGNS.items() if environment.is_set(names)]
+    assert kept == [own]
 
 
 # Whole jobs
@@ -104,6 +107,10 @@ def make_calls(session):
     group.allgather(rank)
     group.gather(rank)
     assert time.thread_time() - begin < 0.5, "waiting took a core"
+
+    # UCX takes it by default, and the job goes on when its terminal has gone.
+    status = Path("/proc/self/status").read_text()
+    assert not int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGHUP - 1) & 1
 
     for longest in (1, 7, 64, mpi.LONGEST_MESSAGE):
         for scale in (0, 1, 100):

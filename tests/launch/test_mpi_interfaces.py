@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp import environment
+from mpiddp.launch.launcher import containers
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.network import interfaces, mpi_interfaces
 from mpiddp.launch.network.interfaces import Interface
@@ -23,6 +24,7 @@ from mpiddp.launch.network.mpi_interfaces import (
     find_source,
     find_variables,
     is_configured,
+    keep_apart,
     share_memory,
     stay_on_host,
     told_interfaces,
@@ -194,6 +196,30 @@ def test_transports_that_somebody_chose_are_left_alone(monkeypatch, tmp_path):
         assert choose() is None
         monkeypatch.delenv(name)
     assert choose() is not None
+
+
+@pytest.mark.parametrize(
+    ("version", "walls", "set_before", "told"),
+    [
+        (OPEN_MPI, {"pid"}, "", "^sm,vader"),
+        (OPEN_MPI, {"pid", "user"}, "^ofi", "^ofi,sm,vader"),
+        (OPEN_MPI, {"pid"}, "self,tcp", None),
+        (OPEN_MPI, {"user"}, "", None),
+        (MPICH, {"user"}, "", "1"),
+    ],
+)
+def test_ranks_with_a_container_each_share_no_memory(monkeypatch, version, walls, set_before, told):
+    monkeypatch.setenv(environment.OPEN_MPI_TRANSPORTS, set_before)
+    assert [*keep_apart(version, walls).values()] == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize(
+    ("rows", "outside"), [("0 0 4294967295", 7), ("0 500 3\n7 1000 2", 1000), ("1 0 1", 7), ("", 7)]
+)
+def test_a_user_has_another_number_outside_of_a_container(monkeypatch, tmp_path, rows, outside):
+    monkeypatch.setattr(containers, "USER_MAP", tmp_path / "map")
+    (tmp_path / "map").write_text(rows)
+    assert containers.find_outer_user(7) == outside
 
 
 LOOKS = "from mpiddp.launch.network.mpi_interfaces import share_memory; print(share_memory(2))"

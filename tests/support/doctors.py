@@ -13,14 +13,16 @@ STAGE = ("--timeout", "100")
 """No stage is to be late on a busy machine."""
 CHECKS = (
     "MPI library", "ranks", "kill on bad exit", "code", "host name", "cores", "threads",
-    "locked memory", "open files", "shared memory", "core files", "fabric", "run directory",
+    "locked memory", "open files", "shared memory", "core files", "fabric", "left behind",
+    "run directory",
     "data directory", "variables", "torch version", "import torch", "torchvision", "interfaces",
     "reverse look-ups", "links", "clocks", "GPUs", "all-reduce",
 )  # fmt: skip
 """The checks of a launch without GPUs, in the order of their lines."""
 
-OF_ENVIRONMENT = (("import torch", "warn"), ("torchvision", "warn"))
-"""A busy machine is slow to import torch, and torchvision's wheel is built for CUDA alone."""
+OF_ENVIRONMENT = (("import torch", "warn"), ("torchvision", "warn"), ("left behind", "warn"))
+"""A busy machine is slow to import torch, torchvision's wheel is built for CUDA alone, and other
+tests kill their jobs."""
 STATUSES = ("pass", "skip", "warn", "fail")
 LINE = re.compile(r"^(pass|skip|warn|fail)  (.{17})  (.*)$")
 UCX_LINE = re.compile(r"^\[\d+\.\d+\] \[.*UCX.*\n", re.MULTILINE)

@@ -95,6 +95,18 @@ def reach(name: str, seconds: float) -> str:
     return ""
 
 
+def has_ipv4() -> bool:
+    """Whether there is a route over IPv4, besides loopback's: an interface with an address has one.
+
+    True if the system does not say.
+    """
+    try:
+        with open("/proc/net/route") as file:
+            return len(file.readlines()) > 1
+    except OSError:
+        return True
+
+
 def name_machine() -> str:
     """The same by whichever name the machine is reached."""
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -146,6 +158,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "gpus": count_gpus(),
         "obstacle": find_obstacle(question["temporary"]),
+        "has IPv4": has_ipv4(),
         "same": {
             "Python": platform.python_version(),
             "mpiddp": digest(os.path.dirname(spec.origin)) if spec and spec.origin else None,

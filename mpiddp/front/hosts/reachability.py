@@ -244,6 +244,8 @@ def _compare(
     answer: Mapping[str, Any], own: Mapping[str, Any], silent: Collection[str]
 ) -> Iterator[str]:
     """What differs from this machine, and which hosts it does not reach but for the silent ones."""
+    if not answer.get("has IPv4", True):
+        yield "it has no IPv4 address, and ranks of several hosts connect over IPv4 alone"
     for name, here in own["same"].items():
         there = answer["same"].get(name)
         if there == here:

@@ -7,6 +7,7 @@ read as the launcher has set them: start-up gives scripts a rank's numbers under
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -157,9 +158,23 @@ def _process_managers(row: LauncherVariables, variables: Mapping[str, str]) -> f
         return frozenset({"pmi"})
     if row.key in ("openmpi", "prrte"):
         return frozenset({"pmix"})
-    found = set()
-    if environment.is_set(environment.PMIX_SIGNS, variables):
-        found.add("pmix")
-    if environment.is_set(environment.PMI_SIGNS, variables):
-        found.add("pmi")
-    return frozenset(found)
+    return frozenset(
+        manager
+        for manager, signs in environment.MANAGER_SIGNS.items()
+        if environment.is_set(signs, variables)
+        and not (row.key == "slurm" and _is_of_another_step(manager, variables))
+    )
+
+
+def _is_of_another_step(manager: str, variables: Mapping[str, str]) -> bool:
+    """Whether a process manager serves the step in which this one was started, and not this one."""
+    text = variables.get(environment.SLURM_MANAGER_STEP[manager], "")
+    served = re.fullmatch(r"(?:slurm\.pmix\.)?(\d+)\.(\d+)", text)
+    if served is None:
+        return False
+    steps = [variables.get(name) for name in environment.SLURM_STEP_IDS]
+    is_of_job = (
+        served[1] == variables.get(environment.SLURM_JOB_ID)
+        or environment.SLURM_HETEROGENEOUS_SIZE in variables  # Each component has a number.
+    )
+    return not (is_of_job and served[2] in steps)

@@ -17,12 +17,13 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from mpiddp import environment
 
 MEMORY = "/dev/shm"
-SEGMENTS = ("sm_segment.", "vader_segment.", "mpich_shm_")
-"""Beginnings of names: of Open MPI 5, Open MPI 4 and MPICH."""
+SEGMENTS = ("sm_segment.", "vader_segment.", "mpich_shm_", "ucx_shm_posix_")
+"""Beginnings of names: of Open MPI 5, Open MPI 4, MPICH, and UCX below any of them."""
 SESSION = re.compile(r"(?:ompi|prte|prted|prtrn)\.(\d+)")
 """Open MPI 5's directory, with the process of its mpirun."""
 OLD_SESSION = re.compile(r"pid\.(\d+)")
@@ -31,17 +32,31 @@ HELD = "hwloc.sm"
 """The file of a session directory that mpirun has open as long as it lives."""
 YOUNG_SECONDS = 60.0
 """A starting job may be about to open what is younger."""
+Check = Callable[[str, Callable[[int], bool]], bool]
+"""Whether a path is of a kind, and may go."""
 
 
-def remove() -> None:
-    """Remove them, as far as they can be removed; errors are passed over."""
-    for name in _list(MEMORY):
-        path = f"{MEMORY}/{name}"
-        if name.startswith(SEGMENTS) and _is_ours(path, stat.S_ISREG) and _is_unused(path):
+def remove(since: float | None = None) -> None:
+    """Remove them, as far as they can be removed; errors are passed over.
+
+    ``since``: when a job began that has ended, by time.time(): what is younger may go, too.
+    """
+    for path in find(since):
+        if os.path.isdir(path):
+            _remove_session(path)
+        else:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-    for path in _find_sessions():
-        _remove_session(path)
+
+
+def find(since: float | None = None) -> Iterator[str]:
+    """The paths of memory that nobody uses, and of directories whose mpirun has gone."""
+    is_ours = partial(_is_ours, since=since)
+    for name in _list(MEMORY):
+        path = f"{MEMORY}/{name}"
+        if name.startswith(SEGMENTS) and is_ours(path, stat.S_ISREG) and _is_unused(path):
+            yield path
+    yield from _find_sessions(is_ours)
 
 
 def _list(folder: str) -> list[str]:
@@ -51,7 +66,7 @@ def _list(folder: str) -> list[str]:
         return []
 
 
-def _find_sessions() -> Iterator[str]:
+def _find_sessions(is_ours: Check) -> Iterator[str]:
     """Session directories of this host and user whose mpirun has gone."""
     names = environment.TEMPORARY_DIRECTORIES
     place = next((os.environ[name] for name in names if os.environ.get(name)), "/tmp")
@@ -59,17 +74,19 @@ def _find_sessions() -> Iterator[str]:
     old = {f"ompi.{name}.{os.geteuid()}" for name in (host, host.partition(".")[0])}
     for name in _list(place):
         if SESSION.fullmatch(name) and os.path.exists(f"{place}/{name}/pmix.{host}.tool"):
-            yield from _find_dead(place, [name], SESSION)
+            yield from _find_dead(place, [name], SESSION, is_ours)
         elif name in old:
-            yield from _find_dead(f"{place}/{name}", _list(f"{place}/{name}"), OLD_SESSION)
+            yield from _find_dead(f"{place}/{name}", _list(f"{place}/{name}"), OLD_SESSION, is_ours)
 
 
-def _find_dead(place: str, names: list[str], pattern: re.Pattern[str]) -> Iterator[str]:
+def _find_dead(
+    place: str, names: list[str], pattern: re.Pattern[str], is_ours: Check
+) -> Iterator[str]:
     for name in names:
         found = pattern.fullmatch(name)
         path = f"{place}/{name}"
         is_dead = found is not None and not os.path.exists(f"/proc/{found[1]}")
-        if is_dead and _is_ours(path, stat.S_ISDIR) and os.path.exists(f"{path}/{HELD}"):
+        if is_dead and is_ours(path, stat.S_ISDIR) and os.path.exists(f"{path}/{HELD}"):
             yield path
 
 
@@ -85,14 +102,15 @@ def _remove_session(path: str) -> None:
                 os.rmdir(folder)
 
 
-def _is_ours(path: str, is_kind: Callable[[int], bool]) -> bool:
-    """Whether it is of this kind, belongs to this user, and is not young."""
+def _is_ours(path: str, is_kind: Callable[[int], bool], since: float | None) -> bool:
+    """Whether it is of this kind, belongs to this user, and is not young, or as young as that."""
     try:
         found = os.lstat(path)
     except OSError:
         return False
     is_old = time.time() - found.st_mtime > YOUNG_SECONDS
-    return is_kind(found.st_mode) and found.st_uid == os.geteuid() and is_old
+    is_left = is_old or (since is not None and found.st_mtime >= since)
+    return is_kind(found.st_mode) and found.st_uid == os.geteuid() and is_left
 
 
 def _is_unused(path: str) -> bool:

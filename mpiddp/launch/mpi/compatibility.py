@@ -17,7 +17,8 @@ from pathlib import Path
 from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.launcher import programs
-from mpiddp.launch.launcher.launcher import Launcher
+from mpiddp.launch.launcher.containers import USER, find_outer_user, find_walls
+from mpiddp.launch.launcher.launcher import Launcher, hosts_of_step
 from mpiddp.process import cpus
 
 
@@ -64,6 +65,47 @@ def alone_message(version: str, launcher: Launcher) -> str:
         f"join them (expected {wanted}, found {offers}): every process would be "
         f"rank 0 of 1. {_suggest(version, launcher)}"
     )
+
+
+def check_user(version: str, launcher: Launcher) -> None:
+    """Raise AloneError if a container shows its user under another number than PMIx expects.
+
+    MPI_Init would wait for ever, without a word, or abort: the daemon hears the number from the
+    rank itself (open-mpi/ompi#12146, apptainer#769; read in November 2026). Munge finds it out.
+    """
+    is_by_number = os.environ.get(environment.PMIX_SECURITY_MODE) == "native"
+    offered = launcher.process_managers
+    uses_pmix = offered & (_wanted_managers(version) or offered) == {"pmix"}
+    inside = os.geteuid()
+    outside = find_outer_user(inside)
+    if is_by_number and uses_pmix and outside != inside and USER in find_walls(launcher):
+        raise AloneError(
+            f"this container shows user {outside} as user {inside}, and the PMIx of "
+            f"{launcher.name} refuses other numbers: MPI_Init would wait for ever. Start the "
+            "container with your own number (podman --userns=keep-id, apptainer without "
+            "--fakeroot, srun --no-container-remap-root), or take an MPICH and srun --mpi=pmi2"
+        )
+
+
+def check_memory(version: str, launcher: Launcher) -> None:
+    """Raise AloneError if ranks of a host cannot share memory, and Intel MPI would abort.
+
+    It does so in any namespace of a rank's own, whatever its settings (2021.19).
+    """
+    if version.startswith("Intel") and _has_neighbours(launcher) and find_walls(launcher):
+        raise AloneError(
+            "ranks of one host have a container each, and Intel MPI needs memory and processes "
+            "that they share: start one rank on a host, or all ranks of a host in one container; "
+            "or take an MPICH, whose ABI is the same"
+        )
+
+
+def _has_neighbours(launcher: Launcher) -> bool:
+    """Whether the launcher says that some host has several ranks."""
+    names = [row.local_size for row in environment.LAUNCHERS if row.key == launcher.key]
+    found = {os.environ.get(name or "", "1") for name in names}
+    hosts = hosts_of_step() if launcher.key == "slurm" else ()
+    return found != {"1"} or (bool(hosts) and (launcher.size or 1) > len(hosts))
 
 
 def check_gpu_support() -> None:

@@ -26,6 +26,8 @@ from mpiddp.launch.mpi import intel_mpi
 from mpiddp.launch.mpi.compatibility import (
     check_gpu_support,
     check_library,
+    check_memory,
+    check_user,
     library_path,
     mapped_files,
 )
@@ -76,19 +78,22 @@ def load(launcher: Launcher | None) -> Any:
             "this cluster, or pip install 'mpiddp[mpi]', or set MPI4PY_LIBMPI to the library"
         ) from None
     if launcher is not None and not MPI.Is_initialized():
-        check_library(MPI.Get_library_version(), launcher)
+        version = MPI.Get_library_version()
+        check_library(version, launcher)
+        check_user(version, launcher)
+        check_memory(version, launcher)
         _hide_enclosing_step(launcher)
     return MPI
 
 
 def _hide_enclosing_step(launcher: Launcher) -> None:
-    """Forget PMIx if Hydra's daemons run as a Slurm step that offers it as well.
+    """Forget process managers that serve the Slurm step in which the launcher was started.
 
-    It is not Hydra's own, and MPICH refuses to start between two process managers.
+    MPICH refuses to start between two.
     """
-    if launcher.key == "hydra":
-        for name in environment.PMIX_SIGNS:
-            os.environ.pop(name, None)
+    others = environment.MANAGER_SIGNS.keys() - launcher.process_managers
+    for name in (name for manager in others for name in environment.MANAGER_SIGNS[manager]):
+        os.environ.pop(name, None)
 
 
 def initialize(MPI: Any, launcher: Launcher | None) -> tuple[str, ...]:
@@ -144,11 +149,13 @@ def _keep_workers_out() -> None:
 def add_own_variables() -> None:
     """Set the environment variables that MPI_Init adds, before threads read the environment.
 
+    And have UCX, which reads it when MPI is loaded, leave SIGHUP alone.
+
     glibc before 2.41 moves its table when a variable is added, and a thread in getenv reads freed
     memory then: torch's import crashed so, now and then. What exists already is replaced in place.
     As when MPI sets them, ``os.environ`` does not show them.
     """
-    found = dict.fromkeys(environment.NO_BACKTRACES, "1")
+    found = {**dict.fromkeys(environment.NO_BACKTRACES, "1"), environment.UCX_DEBUG_SIGNAL: "0"}
     if mode := os.environ.get(environment.PMIX_SECURITY_MODE):
         found[environment.PMIX_SECURITY] = mode
     for name in found.keys() - os.environ.keys():

@@ -105,7 +105,10 @@ def describe_lack(
     there = ", ".join(f"{i.name} ({', '.join(i.addresses)})" for i in interfaces) or "none"
     if rule is None:
         scope = "that other nodes could reach" if node_count > 1 else "for loopback"
-        return f"{hostname} has no interface {scope}; up with an IPv4 address: {there}"
+        return (
+            f"{hostname} has no interface {scope}: mpiddp connects ranks over IPv4, not over IPv6; "
+            f"up with an IPv4 address: {there}"
+        )
     return (
         f"{rule.source} {rule.text!r} fits no interface of {hostname}; "
         f"up with an IPv4 address: {there}"

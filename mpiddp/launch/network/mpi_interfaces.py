@@ -9,6 +9,9 @@ them.
 On one host shared memory is enough, yet each rank of Open MPI's listens on 0.0.0.0, whatever
 interfaces it is told (``mca_btl_tcp_component_create_listen``), and UCX and libfabric listen on
 every interface. So Open MPI goes without TCP there, and the others have loopback alone.
+
+If each rank has a container of its own, MPI takes ranks for neighbours that cannot reach each
+other's memory: Open MPI 5 crashes, MPICH hangs or aborts. They send messages then.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mpiddp import environment
+from mpiddp.launch.launcher.containers import PROCESSES, find_walls
 from mpiddp.launch.launcher.exported_variables import set_meanwhile
 from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.launcher.launcher import Launcher, hosts_of_step
@@ -28,6 +32,8 @@ from mpiddp.launch.network.infiniband import INFINIBAND, find_infiniband
 
 LISTENING = ("tcp", "ofi")
 """Open MPI's transports that listen."""
+SHARING = ("sm", "vader")
+"""Those through shared memory."""
 PARAMETER = re.compile(r"^[ \t]*(btl\w*)[ \t]*=[ \t]*(\S*)", re.MULTILINE)
 LOOPBACK = "lo"
 SHARED_MEMORY = Path("/dev/shm")
@@ -55,6 +61,8 @@ def told_interfaces(
         names = find_variables(version, library)
         chosen = choose_interfaces(hosts_of_step(), socket.gethostname()) if names else ()
         settings = {name: ",".join(chosen) for name in names if chosen}
+    if launcher is not None and (walls := find_walls(launcher)):
+        settings |= keep_apart(version, walls)
     with set_meanwhile(settings):
         yield chosen
 
@@ -75,6 +83,20 @@ def stay_on_host(
             settings[name] = "^" + ",".join([*filter(None, excluded[1:].split(",")), *LISTENING])
     names = [*environment.OFI_INTERFACES, *_find_ucx(infiniband)]
     return settings | {name: LOOPBACK for name in names if not os.environ.get(name)}
+
+
+def keep_apart(version: str, walls: Collection[str]) -> dict[str, str]:
+    """Variables by which ranks of one host, with these walls between them, share no memory.
+
+    A list of what Open MPI is to use is left alone; one of what it is not to use grows longer.
+    """
+    if version.startswith("MPICH Version"):
+        return {environment.MPICH_APART: "1"}
+    excluded = os.environ.get(environment.OPEN_MPI_TRANSPORTS) or "^"
+    if version.startswith("Open MPI") and PROCESSES in walls and excluded.startswith("^"):
+        names = ",".join([*filter(None, excluded[1:].split(",")), *SHARING])
+        return {environment.OPEN_MPI_TRANSPORTS: f"^{names}"}
+    return {}
 
 
 def share_memory(ranks: int, parent: Path | None = None) -> bool:

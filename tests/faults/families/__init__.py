@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attempts import Family
-from families import cluster, kills, programs, resumes, signals, storage, strangers
+from families import cancels, cluster, kills, programs, resumes, signals, storage, strangers
 
 FAMILIES: dict[str, Family] = {
     "kill": kills.KILL,
@@ -19,4 +19,5 @@ FAMILIES: dict[str, Family] = {
     "program": programs.PROGRAM,
     "world": resumes.WORLD,
     "stranger": strangers.STRANGER,
+    "cancel": cancels.CANCEL,
 }
