@@ -154,7 +154,7 @@ def _run(start_up: StartUp, signals: PreemptionSignals | None) -> Session:
         session = Session(ranks.control, resources, compute, route.meeting, seconds, signals)
         shared = start_up.failure_handler.peers.lifeline
         if shared is not None:
-            shared.watch_calls(session.count_calls)
+            shared.watch_calls(session.count_calls, session.describe_call)
         start_up.undo.pop_all()
         return session
 

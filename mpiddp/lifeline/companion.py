@@ -359,8 +359,7 @@ class Companion:
         elif kind == "request":
             number, name = content
             for rank in self._ranks.values():
-                if not rank.has_ended:
-                    rank.answer(name, partial(self._send_answer, number, rank.number))
+                rank.answer(name, partial(self._send_answer, number, rank.number))
 
     def _kill_ranks(self, _: float) -> None:
         for rank in self._ranks.values():

@@ -22,7 +22,9 @@ from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
 from mpiddp.lifeline.stacks.dump import StackWriter, read_thread, read_traceback
 from mpiddp.lifeline.stacks.flight_recorder import count_calls, read_calls, read_record
-from mpiddp.lifeline.stacks.positions import describe, read_answers
+from mpiddp.lifeline.stacks.positions import read_answers
+from mpiddp.lifeline.stacks.recorded_call import OWN_GROUP, RecordedCall
+from mpiddp.lifeline.stacks.verdict import describe
 from mpiddp.lifeline.stall import Calls, Finished
 from mpiddp.lifeline.watched_rank import RankEntry
 from mpiddp.process import detached
@@ -70,6 +72,7 @@ class Lifeline:
         self.progress = Progress(descriptor)
         """Shared with the companion."""
         self._count_calls: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._describe_call: Callable[[], dict[str, Any]] = dict
         self._stacks = StackWriter()
         try:
             self._link = _enter(entrance, rank, descriptor, self._stacks.descriptor)
@@ -114,10 +117,12 @@ class Lifeline:
 
     # Where this rank is
 
-    def watch_calls(self, count: Callable[[], tuple[int, int]]) -> None:
+    def watch_calls(
+        self, count: Callable[[], tuple[int, int]], describe: Callable[[], dict[str, Any]]
+    ) -> None:
         """``count`` returns the numbers of the last call of mpiddp's collectives and of the last
-        complete one. It is called in any thread."""
-        self._count_calls = count
+        complete one. ``describe`` says more of the last one. Both are called in any thread."""
+        self._count_calls, self._describe_call = count, describe
 
     def note_failure(self, error: BaseException) -> None:
         """Where this rank was when ``error`` ended its work; its stack will not show it."""
@@ -236,7 +241,7 @@ class Lifeline:
                     self._end_questions("leave", "the job ends")
                     self._on_job_end(content)
                 elif kind == "record":
-                    self._send("record", read_record())
+                    self._send("record", [call.pack() for call in self._list_calls()])
                 elif kind == "calls":
                     self._send("calls", self._find_calls())
                 else:
@@ -247,6 +252,14 @@ class Lifeline:
         self._end_questions("problem", "its companion process has gone")
         if not self._is_closing:
             self._on_companion_lost()
+
+    def _list_calls(self) -> list[RecordedCall]:
+        """The last collectives of this rank."""
+        found = read_record()
+        own = self._describe_call()
+        if own.get("number"):
+            found.append(RecordedCall(**{"backend": OWN_GROUP, "group": OWN_GROUP, **own}))
+        return found
 
     def _find_calls(self) -> dict[str, Any]:
         """Which collectives this rank has called, and where its main thread is now."""

@@ -11,12 +11,12 @@ from typing import Any
 from mpiddp.lifeline.decision import Loss
 from mpiddp.lifeline.requests import Client
 from mpiddp.lifeline.stacks.dump import Frame
-from mpiddp.lifeline.stacks.positions import StackPosition, describe, name_positions, read_answers
+from mpiddp.lifeline.stacks.positions import StackPosition, name_positions, read_answers
+from mpiddp.lifeline.stacks.recorded_call import OWN_GROUP
+from mpiddp.lifeline.stacks.verdict import describe
 
 CHECK_SECONDS = 2.0
 """How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
-OWN = "mpiddp"
-"""In place of a group, for mpiddp's own collectives."""
 END_SECONDS = 1.0
 """How long after a rank's end, and how often, the others are asked for what they wait."""
 
@@ -50,7 +50,8 @@ class StallWatch:
         self._handlers.ask(self._decide, "idle")
 
     def _decide(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
-        # A rank that does not answer may be moving.
+        # A rank that does not answer, or has ended, may be moving.
+        answers = {rank: each for rank, each in answers.items() if each is not None}
         all_idle = (
             min(idle for idle, _ in answers.values()) if len(answers) == len(hostnames) else 0.0
         )
@@ -103,7 +104,7 @@ class Calls:
 
     def find_last(self, group: str) -> int | None:
         """The number of the last collective of a group (``gloo:0``); None if it is not known."""
-        if group == OWN:
+        if group == OWN_GROUP:
             return self.own[0]
         if group in self.numbers:
             return self.numbers[group][0]
@@ -114,7 +115,7 @@ class Calls:
 
         The name of the group and the number.
         """
-        for group, (last, complete) in {**self.numbers, OWN: self.own}.items():
+        for group, (last, complete) in {**self.numbers, OWN_GROUP: self.own}.items():
             own = finished.find_last(group)
             if own is not None and max(own, complete) < last:
                 return group, last
@@ -214,7 +215,7 @@ class EndWatch:
                     group, number = found
                     name = group.partition(":")[2]
                     where = "the default group" if name == "0" else f"group {name}"
-                    where = OWN if group == OWN else where
+                    where = OWN_GROUP if group == OWN_GROUP else where
                     how = f"after collective {each.calls.find_last(group)} of {where}"
                     return each.describe(how, position, f"collective {number}")
         return None

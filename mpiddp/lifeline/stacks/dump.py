@@ -32,11 +32,17 @@ MOST_BYTES = 1 << 20
 MOST_FRAMES = 100
 """Of a stack, the innermost ones; faulthandler writes as many."""
 
+STOPPED = ("T", "t")
+"""States of a process that is stopped, by a signal or by a debugger."""
+
 USER, TRAINER, LIBRARY = "user", "trainer", "library"
 """Whose code a frame runs."""
 PACKAGE = Path(__file__).parents[2]
 STANDARD = Path(os.__file__).parent
 INSTALLED = ("site-packages", "dist-packages")
+
+FATAL = "Fatal Python error: "
+"""How faulthandler begins to report a signal that ends the process."""
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _OUTERMOST = ("<module>", "_run_module_as_main")
@@ -114,6 +120,9 @@ class StackWriter:
         with contextlib.suppress(ValueError):  # In another thread than the main one.
             signal.signal(SIGNAL, signal.SIG_IGN)
         faulthandler.register(SIGNAL, self.descriptor, all_threads=False, chain=False)
+        if not faulthandler.is_enabled():
+            # A file of its own, which stays open: a signal may come at any time.
+            faulthandler.enable(os.dup(self.descriptor), all_threads=False)
 
     def close(self) -> None:
         """From now on the signal has no effect."""
@@ -150,6 +159,8 @@ class StackReader:
             return []
         if len(data) != self._size:
             self._size, self._since = len(data), now
+        if not data and self.find_state() in STOPPED:
+            return []
         frames = parse_dump(data.decode(errors="replace"))
         is_whole = bool(frames) and data.endswith(b"\n") and frames[-1].function in _OUTERMOST
         is_quiet = bool(data) and now - self._since > QUIET_SECONDS
@@ -158,6 +169,33 @@ class StackReader:
     def find_state(self) -> str:
         """The process's state as ps shows it: R, S, D, T, Z; empty once it has gone."""
         return self._read_status().get("State", "")[:1]
+
+    def read_last(self) -> list[Frame]:
+        """Where the main thread was when a signal ended it (SIGSEGV, SIGABRT, …); empty if none
+        did, or it was another thread's doing."""
+        try:
+            text = os.pread(self._descriptor, MOST_BYTES, 0).decode(errors="replace")
+        except OSError:
+            return []
+        _, fatal, stack = text.rpartition(FATAL)
+        return parse_dump(stack) if fatal else []
+
+    def list_children(self) -> list[int]:
+        """The processes that this one has started, such as its data workers."""
+        threads = Path(f"/proc/{self._process}/task").glob("*/children")
+        found: list[int] = []
+        for path in threads:
+            with contextlib.suppress(OSError, ValueError):
+                found += map(int, path.read_text().split())
+        return sorted(found)
+
+    def open_child(self, process: int) -> StackReader | None:
+        """For a child that was forked from this process, and so writes to the same file.
+
+        None if it writes none: it is another program, or is stopped.
+        """
+        child = StackReader(process, self._descriptor)
+        return child if child.find_state() not in STOPPED and child._handles_signal() else None
 
     def _handles_signal(self) -> bool:
         return bool(int(self._read_status().get("SigCgt", "0"), 16) >> (SIGNAL - 1) & 1)
