@@ -268,6 +268,8 @@ OUR_RUN_ID_PREFIX = "mpiddp-"
 
 # Which interface a library may use.
 NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
+NCCL_RAS_ADDRESS = "NCCL_RAS_ADDR"
+"""HOST:PORT at which NCCL tells how the job is (`lifeline/nccl_status.py`)."""
 NCCL_CONF_FILE = "NCCL_CONF_FILE"
 GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 

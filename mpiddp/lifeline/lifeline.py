@@ -22,9 +22,8 @@ from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
 from mpiddp.lifeline.stacks.dump import StackWriter, read_thread, read_traceback
 from mpiddp.lifeline.stacks.flight_recorder import count_calls, read_calls, read_record
-from mpiddp.lifeline.stacks.positions import read_answers
+from mpiddp.lifeline.stacks.positions import StackPosition, read_answers
 from mpiddp.lifeline.stacks.recorded_call import OWN_GROUP, RecordedCall
-from mpiddp.lifeline.stacks.verdict import describe
 from mpiddp.lifeline.stall import Calls, Finished
 from mpiddp.lifeline.watched_rank import RankEntry
 from mpiddp.process import detached
@@ -159,13 +158,13 @@ class Lifeline:
 
     # Ends
 
-    def describe_stacks(self) -> str:
-        """Where each rank is, as a table; empty if nobody answers."""
+    def gather_stacks(self) -> list[StackPosition]:
+        """Where each rank is; empty if nobody answers."""
         try:
             hostnames, answers = self._ask("ask", "stacks", 2 * REQUEST_SECONDS)
         except UnreachableError:
-            return ""
-        return describe(read_answers(hostnames, dict(answers)))
+            return []
+        return read_answers(hostnames, dict(answers))
 
     def ask(self, code: int, text: str, origin: str) -> str | None:
         """Which rank reports, once this one has failed.

@@ -33,6 +33,8 @@ class Membership:
     token: str
     address: str = ""
     """Where rank 0's companion listens; empty for itself."""
+    ras: str = ""
+    """Where NCCL answers on this node; empty if it is not used, or not asked."""
     hostnames: tuple[str, ...] = ()
     """Of each rank; known to rank 0's companion alone."""
 

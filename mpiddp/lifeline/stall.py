@@ -13,7 +13,6 @@ from mpiddp.lifeline.requests import Client
 from mpiddp.lifeline.stacks.dump import Frame
 from mpiddp.lifeline.stacks.positions import StackPosition, name_positions, read_answers
 from mpiddp.lifeline.stacks.recorded_call import OWN_GROUP
-from mpiddp.lifeline.stacks.verdict import describe
 
 CHECK_SECONDS = 2.0
 """How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
@@ -28,8 +27,8 @@ class StallHandlers:
     ask: Callable[[Client, str], object]
     """Ask all ranks, by the name of a request."""
     call_at: Callable[[float, Callable[[float], object]], object]
-    end_job: Callable[[str, str, Loss | None], object]
-    """With the reason, a table of where each rank is, and the rank whose end it was."""
+    end_job: Callable[[str, Sequence[StackPosition], Loss | None], object]
+    """With the reason, where each rank is, and the rank whose end it was."""
 
 
 class StallWatch:
@@ -88,7 +87,7 @@ class StallWatch:
         if late:
             verb = "has" if len(late) == 1 else "have"
             reason = f"{name_positions(late)} {verb} been in one collective for {self._seconds:g} s"
-        self._handlers.end_job(reason, describe(read_answers(hostnames, answers)), None)
+        self._handlers.end_job(reason, read_answers(hostnames, answers), None)
 
 
 @dataclass(frozen=True)
@@ -241,5 +240,5 @@ class EndWatch:
         return None
 
     def _end(self, loss: Loss, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
-        table = describe(read_answers(hostnames, answers))
-        self._handlers.end_job(loss.describe(len(hostnames)), table, loss)
+        positions = read_answers(hostnames, answers)
+        self._handlers.end_job(loss.describe(len(hostnames)), positions, loss)

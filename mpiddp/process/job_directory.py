@@ -40,6 +40,23 @@ def choose_name() -> str:
     return environment.job_identity() or f"{os.uname().nodename}-{os.getpid()}"
 
 
+def make_state_directory(name: str) -> Path:
+    """A private directory for what outlasts a job, beside those of running jobs. Raises OSError."""
+    try:
+        return _make_private(_state_directory().with_name(name))
+    except OSError:
+        return _make_private(_temporary_directory().with_name(name))
+
+
+def remove_oldest(directory: Path, most: int) -> None:
+    """Remove files until there are less than ``most``."""
+    files = [path for path in directory.iterdir() if path.is_file()]
+    for path in sorted(files, key=lambda each: each.stat().st_mtime)[
+        : max(0, len(files) + 1 - most)
+    ]:
+        path.unlink(missing_ok=True)
+
+
 def make(name: str) -> Path:
     """Make an empty directory that is this process's, until it ends.
 

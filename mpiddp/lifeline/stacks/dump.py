@@ -122,7 +122,7 @@ class StackWriter:
         faulthandler.register(SIGNAL, self.descriptor, all_threads=False, chain=False)
         if not faulthandler.is_enabled():
             # A file of its own, which stays open: a signal may come at any time.
-            faulthandler.enable(os.dup(self.descriptor), all_threads=False)
+            faulthandler.enable(os.dup(self.descriptor))
 
     def close(self) -> None:
         """From now on the signal has no effect."""
@@ -171,14 +171,15 @@ class StackReader:
         return self._read_status().get("State", "")[:1]
 
     def read_last(self) -> list[Frame]:
-        """Where the main thread was when a signal ended it (SIGSEGV, SIGABRT, …); empty if none
-        did, or it was another thread's doing."""
+        """Where the main thread was when a signal (SIGSEGV, SIGABRT, …) ended the process; empty
+        if none did."""
         try:
             text = os.pread(self._descriptor, MOST_BYTES, 0).decode(errors="replace")
         except OSError:
             return []
-        _, fatal, stack = text.rpartition(FATAL)
-        return parse_dump(stack) if fatal else []
+        _, fatal, stacks = text.rpartition(FATAL)
+        threads = [parse_dump(stack) for stack in stacks.split("\n\n")] if fatal else []
+        return next((each for each in threads if each and each[-1].function in _OUTERMOST), [])
 
     def list_children(self) -> list[int]:
         """The processes that this one has started, such as its data workers."""

@@ -20,6 +20,10 @@ STATES = {
 }
 """What a process is in that writes no stack, by the state that ps shows."""
 
+SHOWN = 12
+"""Rows of a table that is not full; of a large job each rank may be elsewhere."""
+ENDED = " (its end)"
+"""Behind the place where a signal has ended a rank."""
 CARRIERS = frozenset(
     {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"}
 )
@@ -105,7 +109,7 @@ class StackPosition:
             return "has closed its session, and waits for the others to close theirs"
         if self.place is None:
             return f"no answer: {STATES.get(self.state, 'it has written no stack')}"
-        end = " (failed)" * self.failed + " (its end)" * self.ended
+        end = " (failed)" * self.failed + ENDED * self.ended
         return _name_call(self.frames, self.place) + end
 
     @property
@@ -182,15 +186,19 @@ def tabulate(positions: Sequence[StackPosition], *, is_full: bool = False) -> st
     the last collectives."""
     rows: dict[object, list[StackPosition]] = {}
     for position in positions:
-        more = (position.frames, position.record, position.workers) if is_full else None
-        rows.setdefault((position.line, more), []).append(position)
+        more = tuple(_list_details(position)) if is_full else ()
+        rows.setdefault((position.line, *more), []).append(position)
     named = [(name_positions(found), found[0]) for found in rows.values()]
+    hidden = named[SHOWN:] if not is_full else []
+    named = named[: len(named) - len(hidden)]
     width = max((len(name) for name, _ in named), default=0)
     lines = []
     for name, first in named:
         lines.append(f"  {name.ljust(width)}  {first.line}")
         if is_full:
             lines += [f"      {line}" for line in _list_details(first)]
+    if hidden:
+        lines.append(f"  and others at {len(hidden)} more places")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -1,0 +1,70 @@
+"""One report of where all ranks are, after a hang or a crash: a few lines, and all of it in a file.
+
+The file is ``report.txt`` in the directory of logs, or else of the training; a job that has neither
+has one in the user's own directory of state, ``~/.local/state/mpiddp/reports/JOB.txt``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpiddp.lifeline import nccl_status
+from mpiddp.lifeline.stacks.positions import StackPosition
+from mpiddp.lifeline.stacks.verdict import describe
+from mpiddp.process import job_directory
+from mpiddp.process.background import BackgroundCall, LateError
+
+FILE = "report.txt"
+MOST_KEPT = 20
+"""Reports of jobs without directories; older ones are removed."""
+FILE_SECONDS = 1.0
+"""How long the file system may take."""
+
+
+@dataclass(frozen=True)
+class HangReport:
+    """Where the ranks of a job were."""
+
+    positions: Sequence[StackPosition]
+    ras: str = ""
+    """The address at which NCCL answers; empty if it is not asked."""
+
+    def write(self, reason: str, directory: Path | None) -> Path | None:
+        """Append the whole report, after ``reason``, to a file. Returns which.
+
+        ``directory``: of logs, or of a training. None if no file system takes it in FILE_SECONDS.
+        """
+        status = nccl_status.ask(self.ras) if self.ras else ""
+        when = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        table = f"All ranks, the innermost frames first:\n{describe(self.positions, is_full=True)}"
+        text = f"{when}\n{reason}\n{table}{status}\n"
+        with contextlib.suppress(LateError, OSError):
+            return BackgroundCall(lambda: _append(text, directory)).finish(FILE_SECONDS)
+        return None
+
+
+def choose_file(directory: Path | None) -> Path:
+    """Where the report of this process's job belongs; the directory is made if it is the state's.
+
+    Raises OSError.
+    """
+    if directory is not None:
+        return directory / FILE
+    job = job_directory.find()
+    parent = job_directory.make_state_directory("reports")
+    return parent / f"{job.name if job is not None else job_directory.choose_name()}.txt"
+
+
+def _append(text: str, directory: Path | None) -> Path | None:
+    if job_directory.is_superseded():
+        return None
+    path = choose_file(directory)
+    if directory is None:
+        job_directory.remove_oldest(path.parent, MOST_KEPT)
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+    return path
