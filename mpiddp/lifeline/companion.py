@@ -351,7 +351,13 @@ class Companion:
 
     def _note_others(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
         self._is_looking = False
-        self._others = read_answers(hostnames, answers)
+        assert self._decider is not None
+        # The companion of a node whose ranks have all gone may have gone as well.
+        lost = self._decider.lost_ranks - answers.keys()
+        self._others = [
+            replace(each, ended=True) if each.rank in lost else each
+            for each in read_answers(hostnames, answers)
+        ]
         self._end_with_loss()
 
     def _end_with_loss(self) -> None:

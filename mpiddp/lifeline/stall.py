@@ -49,8 +49,7 @@ class StallWatch:
         self._handlers.ask(self._decide, "idle")
 
     def _decide(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
-        # A rank that does not answer, or has ended, may be moving.
-        answers = {rank: each for rank, each in answers.items() if each is not None}
+        # A rank that does not answer may be moving.
         all_idle = (
             min(idle for idle, _ in answers.values()) if len(answers) == len(hostnames) else 0.0
         )

@@ -101,11 +101,12 @@ class WatchedRank:
         self._watch_process()
 
     def answer(self, name: str, reply: Reply) -> None:
-        """Have ``reply`` called with the answer to a request; not if nothing is known of it."""
+        """Have ``reply`` called with the answer to a request; not if nothing is known of it. Of a
+        rank that has gone only its end is known, in place of its stack."""
         answer = self._answers.get(name)
         if self.has_ended:
-            is_asked = name == "stacks" and not self.is_closed
-            reply(self._describe_end() if is_asked else None)
+            if name == "stacks":
+                reply(self._describe_end())
         elif answer is not None:
             answer(reply)
 

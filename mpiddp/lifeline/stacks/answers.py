@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mpiddp.lifeline.stacks.dump import LOOK_SECONDS, Frame, StackReader
+from mpiddp.lifeline.stacks.dump import LOOK_SECONDS, STOPPED, Frame, StackReader
 from mpiddp.lifeline.stacks.positions import LOADER, Worker
 from mpiddp.process.sockets.event_loop import EventLoop
 
@@ -59,7 +59,9 @@ class StackAnswers:
 
     def _look(self, now: float) -> None:
         frames = self.reader.read()
-        if frames is None or (self._record is None and now < self._record_end):
+        is_stopped = self.reader.find_state() in STOPPED
+        waits_for_record = self._record is None and now < self._record_end and not is_stopped
+        if frames is None or waits_for_record:
             self._loop.call_at(now + LOOK_SECONDS, self._look)
             return
         self._frames, self._workers = frames, []

@@ -103,12 +103,7 @@ def _read_own(group: Any) -> list[RecordedCall]:
 def _read_entries(entries: Sequence[Mapping[str, Any]]) -> list[RecordedCall]:
     groups = {group.group_name: list_members(group) for group in list_groups()}
     now = time.time_ns()
-    # A group of a name that is open no more is closed; messages have numbers of their own.
-    return [
-        _read_entry(entry, groups[entry["process_group"][0]], now)
-        for entry in entries
-        if not entry["is_p2p"] and entry["process_group"][0] in groups
-    ]
+    return [_read_entry(each, groups.get(each["process_group"][0], ()), now) for each in entries]
 
 
 def _read_entry(entry: Mapping[str, Any], members: Sequence[int], now: int) -> RecordedCall:
@@ -117,7 +112,8 @@ def _read_entry(entry: Mapping[str, Any], members: Sequence[int], now: int) -> R
     return RecordedCall(
         backend=backend,
         group=entry["process_group"][0],
-        number=entry["collective_seq_id"],
+        number=entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
+        is_message=entry["is_p2p"],
         name=name,
         shapes=entry["input_sizes"],
         type=", ".join(types),
@@ -128,9 +124,9 @@ def _read_entry(entry: Mapping[str, Any], members: Sequence[int], now: int) -> R
 
 
 def _shorten(calls: Iterable[RecordedCall]) -> list[RecordedCall]:
-    groups: dict[tuple[str, str], list[RecordedCall]] = defaultdict(list)
+    groups: dict[object, list[RecordedCall]] = defaultdict(list)
     for call in calls:
-        groups[call.key].append(call)
+        groups[call.key, call.is_message].append(call)
     found = []
     for each in groups.values():
         first = next((at for at, call in enumerate(each) if not call.is_complete), len(each))

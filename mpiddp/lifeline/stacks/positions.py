@@ -24,6 +24,8 @@ SHOWN = 12
 """Rows of a table that is not full; of a large job each rank may be elsewhere."""
 ENDED = " (its end)"
 """Behind the place where a signal has ended a rank."""
+UNKNOWN = "?"
+"""In place of such a state."""
 CARRIERS = frozenset(
     {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"}
 )
@@ -161,7 +163,7 @@ def read_answers(
 
 def _read_answer(rank: int, hostname: str, answer: Mapping[str, Any] | None) -> StackPosition:
     if answer is None:
-        return StackPosition(rank, hostname, ())
+        return StackPosition(rank, hostname, (), UNKNOWN)
     if answer["state"] == "":
         frames = tuple(Frame(*row) for row in answer["frames"])
         return StackPosition(rank, hostname, frames, ended=True)
@@ -207,9 +209,7 @@ def _list_details(position: StackPosition) -> list[str]:
     for worker in position.workers:
         lines.append(f"process {worker.process}, started by it: {worker.line or 'loads nothing'}")
         lines += [f"  {_name_frame(frame)}" for frame in worker.frames]
-    if position.record is None:
-        return [*lines, "it has not told its last collectives"] if position.frames else lines
-    return [*lines, *(call.describe() for call in position.record)]
+    return [*lines, *(call.describe() for call in position.record or ())]
 
 
 def _name_frame(frame: Frame) -> str:

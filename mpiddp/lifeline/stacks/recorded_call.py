@@ -27,6 +27,8 @@ class RecordedCall:
     shapes: Sequence[Sequence[int]] = ()
     """Of the tensors that the rank gives."""
     type: str = ""
+    is_message: bool = False
+    """Whether it is one between two ranks, which are counted for themselves."""
     is_complete: bool = False
     seconds: float | None = None
     """Since it was called."""

@@ -96,7 +96,7 @@ def _find_groups(positions: Sequence[StackPosition]) -> dict[Key, _Group]:
     members: dict[Key, set[int]] = defaultdict(set)
     calls: dict[Key, dict[int, dict[int, RecordedCall]]] = defaultdict(dict)
     for position in positions:
-        for call in position.record or ():
+        for call in (each for each in position.record or () if not each.is_message):
             members[call.key].update(call.members or everybody)
             calls[call.key].setdefault(position.rank, {})[call.number] = call
     return {
