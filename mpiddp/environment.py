@@ -270,6 +270,10 @@ OUR_RUN_ID_PREFIX = "mpiddp-"
 NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
 NCCL_RAS_ADDRESS = "NCCL_RAS_ADDR"
 """HOST:PORT at which NCCL tells how the job is (`lifeline/nccl_status.py`)."""
+NCCL_RAS = "NCCL_RAS_ENABLE"
+FLIGHT_RECORDS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""The beginning of the files that torch writes if a collective of NCCL times out; one for each
+rank. Their newer and their older name."""
 NCCL_CONF_FILE = "NCCL_CONF_FILE"
 GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 

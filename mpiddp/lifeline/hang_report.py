@@ -7,11 +7,14 @@ has one in the user's own directory of state, ``~/.local/state/mpiddp/reports/JO
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpiddp import environment
 from mpiddp.lifeline import nccl_status
 from mpiddp.lifeline.stacks.positions import StackPosition
 from mpiddp.lifeline.stacks.verdict import describe
@@ -19,7 +22,10 @@ from mpiddp.process import job_directory
 from mpiddp.process.background import BackgroundCall, LateError
 
 FILE = "report.txt"
-MOST_KEPT = 20
+RECORDS = "-flight-rank-"
+"""After the report's name, in those of torch's own records of NCCL's collectives; the rank's number
+follows."""
+KEPT_DAYS = 30
 """Reports of jobs without directories; older ones are removed."""
 FILE_SECONDS = 1.0
 """How long the file system may take."""
@@ -38,13 +44,20 @@ class HangReport:
 
         ``directory``: of logs, or of a training. None if no file system takes it in FILE_SECONDS.
         """
-        status = nccl_status.ask(self.ras) if self.ras else ""
+        status = nccl_status.ask(self.ras) + _describe_records(directory) if self.ras else ""
         when = time.strftime("%Y-%m-%d %H:%M:%S %z")
         table = f"All ranks, the innermost frames first:\n{describe(self.positions, is_full=True)}"
         text = f"{when}\n{reason}\n{table}{status}\n"
         with contextlib.suppress(LateError, OSError):
             return BackgroundCall(lambda: _append(text, directory)).finish(FILE_SECONDS)
         return None
+
+
+def _describe_records(directory: Path | None) -> str:
+    """Where torch's own records are, if it writes any."""
+    path = Path(os.environ.get(environment.FLIGHT_RECORDS[0]) or choose_records(directory))
+    command = f"torchfrtrace {shlex.quote(str(path.parent))} --prefix {shlex.quote(path.name)}"
+    return f"If a collective of NCCL times out, torch writes {path}N. To read them: {command}\n"
 
 
 def choose_file(directory: Path | None) -> Path:
@@ -59,12 +72,18 @@ def choose_file(directory: Path | None) -> Path:
     return parent / f"{job.name if job is not None else job_directory.choose_name()}.txt"
 
 
+def choose_records(directory: Path | None) -> str:
+    """The beginning of the files of torch's records, beside the report. Raises OSError."""
+    path = choose_file(directory).absolute()
+    return str(path.with_name(path.stem + RECORDS))
+
+
 def _append(text: str, directory: Path | None) -> Path | None:
     if job_directory.is_superseded():
         return None
     path = choose_file(directory)
     if directory is None:
-        job_directory.remove_oldest(path.parent, MOST_KEPT)
+        job_directory.remove_old(path.parent, KEPT_DAYS)
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
     return path

@@ -17,6 +17,7 @@ import glob
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,13 @@ def make_state_directory(name: str) -> Path:
         return _make_private(_temporary_directory().with_name(name))
 
 
-def remove_oldest(directory: Path, most: int) -> None:
-    """Remove files until there are less than ``most``."""
-    files = [path for path in directory.iterdir() if path.is_file()]
-    for path in sorted(files, key=lambda each: each.stat().st_mtime)[
-        : max(0, len(files) + 1 - most)
-    ]:
-        path.unlink(missing_ok=True)
+def remove_old(directory: Path, days: int) -> None:
+    """Remove the files that nobody has written to for so long, as far as that is possible."""
+    since = time.time() - 24 * 3600 * days
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.is_file() and path.stat().st_mtime < since:
+                path.unlink(missing_ok=True)
 
 
 def make(name: str) -> Path:
