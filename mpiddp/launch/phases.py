@@ -423,11 +423,13 @@ def place_nccl_records(start: StartUp, ranks: JobRanks, compute: Compute) -> Non
     does. What the user has set stays."""
     if compute.backend != "nccl":
         return
-    variables = {}
+    prefix = ""
     with contextlib.suppress(OSError):
         output, run = start.failure_handler.output, start.failure_handler.run_directory
         prefix = choose_records(output.log.parent if output.log is not None else run)
-        variables = dict.fromkeys(environment.FLIGHT_RECORDS, prefix)
+    # A job without a directory has another name on each rank.
+    prefix = ranks.control.broadcast(prefix)
+    variables = dict.fromkeys(environment.FLIGHT_RECORDS if prefix else (), prefix)
     address = ""
     if ranks.leads_node and os.environ.get(environment.NCCL_RAS) != "0":
         address = _reserve_ras(start)

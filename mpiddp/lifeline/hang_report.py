@@ -7,14 +7,12 @@ has one in the user's own directory of state, ``~/.local/state/mpiddp/reports/JO
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpiddp import environment
 from mpiddp.lifeline import nccl_status
 from mpiddp.lifeline.stacks.positions import StackPosition
 from mpiddp.lifeline.stacks.verdict import describe
@@ -38,26 +36,29 @@ class HangReport:
     positions: Sequence[StackPosition]
     ras: str = ""
     """The address at which NCCL answers; empty if it is not asked."""
+    records: str = ""
+    """The beginning of the files that torch writes if NCCL times out; empty for none."""
 
     def write(self, reason: str, directory: Path | None) -> Path | None:
         """Append the whole report, after ``reason``, to a file. Returns which.
 
         ``directory``: of logs, or of a training. None if no file system takes it in FILE_SECONDS.
         """
-        status = nccl_status.ask(self.ras) + _describe_records(directory) if self.ras else ""
+        nccl = nccl_status.ask(self.ras) if self.ras else ""
         when = time.strftime("%Y-%m-%d %H:%M:%S %z")
         table = f"All ranks, the innermost frames first:\n{describe(self.positions, is_full=True)}"
-        text = f"{when}\n{reason}\n{table}{status}\n"
+        text = f"{when}\n{reason}\n{table}{nccl}{self._describe_records()}\n"
         with contextlib.suppress(LateError, OSError):
             return BackgroundCall(lambda: _append(text, directory)).finish(FILE_SECONDS)
         return None
 
-
-def _describe_records(directory: Path | None) -> str:
-    """Where torch's own records are, if it writes any."""
-    path = Path(os.environ.get(environment.FLIGHT_RECORDS[0]) or choose_records(directory))
-    command = f"torchfrtrace {shlex.quote(str(path.parent))} --prefix {shlex.quote(path.name)}"
-    return f"If a collective of NCCL times out, torch writes {path}N. To read them: {command}\n"
+    def _describe_records(self) -> str:
+        """Where torch's own records are, if it writes any."""
+        if not self.records:
+            return ""
+        path = Path(self.records)
+        command = f"torchfrtrace {shlex.quote(str(path.parent))} --prefix {shlex.quote(path.name)}"
+        return f"If a collective of NCCL times out, torch writes {path}N. To read them: {command}\n"
 
 
 def choose_file(directory: Path | None) -> Path:

@@ -77,7 +77,8 @@ def _write_whole(
     if any(each.frames for each in positions):
         directory = rank.log[0].parent if rank.log is not None else None
         directory = directory or (rank.run[0] if rank.run is not None else None)
-        has_ended = any(each.ended for each in positions)
-        path = HangReport(positions, "" if has_ended else membership.ras).write(text, directory)
+        # That a rank has gone is known, and NCCL would wait for it.
+        ras = "" if any(each.ended for each in positions) else membership.ras
+        path = HangReport(positions, ras, membership.records).write(text, directory)
         if path is not None:
             print_report(f"  the whole report: {path}\n")

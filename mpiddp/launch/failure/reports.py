@@ -194,8 +194,9 @@ class FailureReports:
         if positions:
             log = self.output.log
             directory = log.parent if log is not None else self.run_directory
-            ras = os.environ.get(environment.NCCL_RAS_ADDRESS, "")
-            path = HangReport(positions, ras).write(text, directory)
+            names = (environment.NCCL_RAS_ADDRESS, environment.FLIGHT_RECORDS[0])
+            nccl = (os.environ.get(name, "") for name in names)
+            path = HangReport(positions, *nccl).write(text, directory)
             if path is not None:
                 self._print(f"  the whole report: {path}\n")
 

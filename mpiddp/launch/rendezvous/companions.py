@@ -54,6 +54,7 @@ def join(
             seconds=seconds,
             token=token,
             address=place if world.rank != 0 else "",
+            records=os.environ.get(environment.FLIGHT_RECORDS[0], ""),
             ras=os.environ.get(environment.NCCL_RAS_ADDRESS, ""),
             hostnames=hostnames,
         )
