@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+FILE = "mpiddp-stacks"
+"""The name of its file, as /proc shows it."""
 SIGNAL = int(signal.SIGRTMAX) - 1
 """What makes a rank write its stack; real-time signals mean nothing to anybody else."""
 LOOK_SECONDS = 0.005
@@ -114,7 +116,7 @@ class StackWriter:
     """The rank's part: its main thread writes its stack into a file without a name."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("mpiddp-stacks")
+        self.descriptor = os.memfd_create(FILE)
         """For the companion."""
         # What `close` restores: the signal of a companion that is late must not end this process.
         with contextlib.suppress(ValueError):  # In another thread than the main one.
@@ -128,6 +130,20 @@ class StackWriter:
         """From now on the signal has no effect."""
         faulthandler.unregister(SIGNAL)
         os.close(self.descriptor)
+
+
+def write_for(rank: int) -> None:
+    """Have this process, a data worker that is no fork of its rank, write its stack as the rank.
+
+    ``rank``: its process. Nothing happens if that has no file for stacks.
+    """
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{rank}/fd").iterdir():
+            if os.readlink(path).startswith(f"/memfd:{FILE}"):
+                # At the end of what is there: a second opening has a position of its own.
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+                faulthandler.register(SIGNAL, descriptor, all_threads=False, chain=False)
+                return
 
 
 class StackReader:
@@ -182,16 +198,13 @@ class StackReader:
         return next((each for each in threads if each and each[-1].function in _OUTERMOST), [])
 
     def list_children(self) -> list[int]:
-        """The processes that this one has started, such as its data workers."""
-        threads = Path(f"/proc/{self._process}/task").glob("*/children")
-        found: list[int] = []
-        for path in threads:
-            with contextlib.suppress(OSError, ValueError):
-                found += map(int, path.read_text().split())
-        return sorted(found)
+        """The processes that this one has started, such as data workers, and those that they
+        have: a server may fork workers."""
+        found = _list_children(self._process)
+        return found + [each for child in found for each in _list_children(child)]
 
     def open_child(self, process: int) -> StackReader | None:
-        """For a child that was forked from this process, and so writes to the same file.
+        """For a child that writes to the same file, as forks of this process do.
 
         None if it writes none: it is another program, or is stopped.
         """
@@ -208,6 +221,14 @@ class StackReader:
             return {}
         rows = (line.partition(":") for line in text.splitlines())
         return {name: value.strip() for name, _, value in rows}
+
+
+def _list_children(process: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError, ValueError):
+            found += map(int, path.read_text().split())
+    return sorted(found)
 
 
 def _signal_main_thread(process: int) -> None:

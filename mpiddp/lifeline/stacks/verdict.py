@@ -69,7 +69,10 @@ def find_verdict(positions: Sequence[StackPosition]) -> list[str]:
         for rank in group.members
         if (call := group.find_open(rank)) is not None
     }
-    different, behind, stuck = [], [], []
+    different: list[str] = []
+    behind: list[tuple[int, str]] = []
+    """With the number of ranks that wait."""
+    stuck: list[str] = []
     for key, group in groups.items():
         ranks = {rank: call for (each, rank), call in waiting.items() if each == key}
         if not ranks:
@@ -79,12 +82,14 @@ def find_verdict(positions: Sequence[StackPosition]) -> list[str]:
         if found:
             continue
         found = _describe_late(group, ranks, {rank for _, rank in waiting} - ranks.keys())
-        behind += found
+        behind += [(len(ranks), sentence) for sentence in found]
         first = next(iter(ranks.values()))
         if not found and len(ranks) == len(group.members) > 1:
             stuck += _describe_stuck(group, first)
     if different or behind:
-        return [*different[:SHOWN], *behind[:SHOWN]]
+        # If ranks wait for each other, the fewer may have taken the wrong turn.
+        behind.sort(key=lambda row: -row[0])
+        return [*different[:SHOWN], *(sentence for _, sentence in behind[:SHOWN])]
     blamed = find_blamed(positions)
     if blamed:
         return [f"the others wait for {name_positions(blamed)}", *_describe_workers(blamed)]
