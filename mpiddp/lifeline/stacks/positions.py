@@ -111,8 +111,12 @@ class StackPosition:
             return "has closed its session, and waits for the others to close theirs"
         if self.place is None:
             return f"no answer: {STATES.get(self.state, 'it has written no stack')}"
-        end = " (failed)" * self.failed + ENDED * self.ended
-        return _name_call(self.frames, self.place) + end
+        return self.place_name + " (failed)" * self.failed + ENDED * self.ended
+
+    @property
+    def place_name(self) -> str:
+        """Like ``line``, without what became of it; empty if it is not known."""
+        return "" if self.place is None else _name_call(self.frames, self.place)
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpiddp.lifeline.stacks.positions import (
@@ -43,6 +43,11 @@ class _Group:
         # torch takes a call that has failed for a complete one.
         return found or (list(calls.values())[-1] if position.failed else None)
 
+    def find_waiting(self) -> dict[int, RecordedCall]:
+        """The collectives in which ranks wait."""
+        found = ((rank, self.find_open(rank)) for rank in self.members)
+        return {rank: call for rank, call in found if call is not None}
+
     def find_last(self, rank: int) -> int | None:
         """The number of its last collective, 0 before the first; None if it has not told."""
         if self.members[rank].record is None:
@@ -58,45 +63,51 @@ def describe(positions: Sequence[StackPosition], *, is_full: bool = False) -> st
 
 def find_verdict(positions: Sequence[StackPosition]) -> list[str]:
     """Who keeps the others waiting, one sentence for each; empty if nobody seems to."""
+    gone = [each.place_name for each in positions if each.ended]
     positions = [each for each in positions if not each.ended]
     missed = find_missed(positions)
     if missed:
         return [f"in collectives the others wait in vain for {name_positions(missed)}"]
-    groups = _find_groups(positions)
-    waiting = {
-        (key, rank): call
-        for key, group in groups.items()
-        for rank in group.members
-        if (call := group.find_open(rank)) is not None
-    }
     different: list[str] = []
-    behind: list[tuple[int, str]] = []
-    """With the number of ranks that wait."""
+    behind: list[_Late] = []
     stuck: list[str] = []
-    for key, group in groups.items():
-        ranks = {rank: call for (each, rank), call in waiting.items() if each == key}
-        if not ranks:
-            continue
-        found = _describe_differences(group, max(call.number for call in ranks.values()))
+    for group in _find_groups(positions):
+        waiting = group.find_waiting()
+        found = _describe_differences(group, waiting, gone) if waiting else []
         different += found
-        if found:
-            continue
-        found = _describe_late(group, ranks, {rank for _, rank in waiting} - ranks.keys())
-        behind += [(len(ranks), sentence) for sentence in found]
-        first = next(iter(ranks.values()))
-        if not found and len(ranks) == len(group.members) > 1:
-            stuck += _describe_stuck(group, first)
+        if waiting and not found:
+            late = _find_late(group, waiting)
+            behind += late
+            if not late and len(waiting) == len(group.members) > 1:
+                stuck += _describe_stuck(group, next(iter(waiting.values())))
     if different or behind:
-        # If ranks wait for each other, the fewer may have taken the wrong turn.
-        behind.sort(key=lambda row: -row[0])
-        return [*different[:SHOWN], *(sentence for _, sentence in behind[:SHOWN])]
+        return [*different[:SHOWN], *_choose_late(behind)]
     blamed = find_blamed(positions)
     if blamed:
         return [f"the others wait for {name_positions(blamed)}", *_describe_workers(blamed)]
     return stuck[:SHOWN]
 
 
-def _find_groups(positions: Sequence[StackPosition]) -> dict[Key, _Group]:
+@dataclass(frozen=True)
+class _Late:
+    """Ranks that are behind in one group, at one place."""
+
+    ranks: Sequence[int]
+    waiting: Sequence[int]
+    """The ranks that wait for them."""
+    sentence: str
+
+
+def _choose_late(found: Sequence[_Late]) -> list[str]:
+    """Those that wait for nobody themselves; if all do, they wait for each other, and the fewer may
+    have taken the wrong turn."""
+    waiting = {rank for each in found for rank in each.waiting}
+    roots = [each for each in found if not waiting.intersection(each.ranks)] or found
+    ordered = sorted(roots, key=lambda each: -len(each.waiting))
+    return [each.sentence for each in ordered[:SHOWN]]
+
+
+def _find_groups(positions: Sequence[StackPosition]) -> list[_Group]:
     everybody = {position.rank: position for position in positions}
     members: dict[Key, set[int]] = defaultdict(set)
     calls: dict[Key, dict[int, dict[int, RecordedCall]]] = defaultdict(dict)
@@ -104,12 +115,10 @@ def _find_groups(positions: Sequence[StackPosition]) -> dict[Key, _Group]:
         for call in (each for each in position.record or () if not each.is_message):
             members[call.key].update(call.members or everybody)
             calls[call.key].setdefault(position.rank, {})[call.number] = call
-    return {
-        key: _Group(
-            {rank: everybody[rank] for rank in sorted(ranks & everybody.keys())}, calls[key]
-        )
-        for key, ranks in members.items()
-    }
+    return [
+        _Group({rank: everybody[rank] for rank in sorted(each & everybody.keys())}, calls[key])
+        for key, each in members.items()
+    ]
 
 
 def _find_signature(call: RecordedCall) -> object:
@@ -118,8 +127,14 @@ def _find_signature(call: RecordedCall) -> object:
     return (call.name, call.content if has_sizes else "")
 
 
-def _describe_differences(group: _Group, last: int) -> list[str]:
-    """The first number, up to ``last``, at which ranks have made different calls."""
+def _describe_differences(
+    group: _Group, waiting: Mapping[int, RecordedCall], gone: Sequence[str]
+) -> list[str]:
+    """The first number at which ranks have made different calls, of which one has not returned.
+
+    ``gone``: where ranks were that have ended.
+    """
+    last = max(call.number for call in waiting.values())
     numbers = sorted({number for calls in group.calls.values() for number in calls})
     for number in (each for each in numbers if each <= last):
         made = {rank: calls[number] for rank, calls in group.calls.items() if number in calls}
@@ -128,17 +143,25 @@ def _describe_differences(group: _Group, last: int) -> list[str]:
         ranks: dict[object, list[int]] = defaultdict(list)
         for rank, call in named.items():
             ranks[_find_signature(call)].append(rank)
-        is_over = all(call.is_complete for call in named.values())
+        has_open = any(call.number == number for call in waiting.values())
+        is_over = not has_open and all(call.is_complete for call in named.values())
         if len(ranks) > 1 and not is_over:
-            return _describe_difference(group, named, list(ranks.values()))
+            return _describe_difference(group, named, list(ranks.values()), gone)
     return []
 
 
 def _describe_difference(
-    group: _Group, calls: Mapping[int, RecordedCall], kinds: Sequence[Sequence[int]]
+    group: _Group,
+    calls: Mapping[int, RecordedCall],
+    kinds: Sequence[Sequence[int]],
+    gone: Sequence[str],
 ) -> list[str]:
     """``kinds``: the ranks that have made equal calls."""
-    (most, count), *others = Counter({tuple(each): len(each) for each in kinds}).most_common()
+    sizes: Counter[tuple[int, ...]] = Counter()
+    for kind in kinds:
+        places = {group.members[rank].place_name for rank in kind}
+        sizes[tuple(kind)] = len(kind) + sum(place in places for place in gone)
+    (most, count), *others = sizes.most_common()
 
     def show(ranks: Sequence[int]) -> str:
         return _describe_call(calls[ranks[0]], group.members[ranks[0]])
@@ -154,32 +177,30 @@ def _describe_difference(
     return [f"ranks make different calls: {rows}"]
 
 
-def _describe_late(
-    group: _Group, waiting: Mapping[int, RecordedCall], elsewhere: Iterable[int]
-) -> list[str]:
-    """The ranks that have not entered the first collective in which others wait.
-
-    ``elsewhere``: ranks that wait in a collective of another group; they are named if no other is.
-    """
+def _find_late(group: _Group, waiting: Mapping[int, RecordedCall]) -> list[_Late]:
+    """The ranks that have not entered the first collective in which others wait."""
     number = min(call.number for call in waiting.values())
     inside = [rank for rank, call in waiting.items() if call.number == number]
-    late = [rank for rank in group.members if _is_late(group, rank, number)]
-    first = [rank for rank in late if rank not in set(elsewhere)] or late
     longest = max(inside, key=lambda rank: waiting[rank].seconds or 0.0)
-    call = waiting[longest]
-    since = "" if call.seconds is None else f" for {call.seconds:.0f} s"
-    verb = "waits" if call.seconds is None else _say("has waited", inside)
-    verb = _say("waits", inside) if call.seconds is None else verb
-    what = (
-        f"entered {_describe_call(call, group.members[longest])}, in which {name_ranks(inside)} "
-        f"{verb}{since}"
+    what, seconds = (
+        _describe_call(waiting[longest], group.members[longest]),
+        waiting[longest].seconds,
     )
+    since = _say("waits", inside)
+    if seconds is not None:
+        since = f"{_say('has waited', inside)} for {seconds:.0f} s"
     rows: dict[str, list[int]] = defaultdict(list)
-    for rank in first:
-        rows[_describe_place(group.members[rank])].append(rank)
+    for rank in group.members:
+        if _is_late(group, rank, number):
+            rows[_describe_place(group.members[rank])].append(rank)
     return [
-        f"{_name(group, ranks)} {_say('is', ranks)} behind: {_they(ranks)} "
-        f"{_say('has', ranks)} not {what}; {_they(ranks)} {_say('is', ranks)} {place}"
+        _Late(
+            ranks,
+            inside,
+            f"{_name(group, ranks)} {_say('is', ranks)} behind: {_they(ranks)} "
+            f"{_say('has', ranks)} not entered {what}, in which {name_ranks(inside)} {since}; "
+            f"{_they(ranks)} {_say('is', ranks)} {place}",
+        )
         for place, ranks in rows.items()
     ]
 
@@ -204,10 +225,10 @@ def _describe_stuck(group: _Group, call: RecordedCall) -> list[str]:
 def _describe_call(call: RecordedCall, position: StackPosition) -> str:
     """``all_reduce 57 (4,096 float32, train.py:41)``."""
     # Where it is called is where the rank is now, if it waits.
-    called, _, place = position.line.partition(", ")
+    called, _, place = position.place_name.partition(", ")
     if not call.name and call.group == OWN_GROUP:
         call = RecordedCall(**{**call.pack(), "name": called})
-    more = [call.content, place.removesuffix(" (failed)") if position.waits is not False else ""]
+    more = [call.content, place if position.waits is not False else ""]
     content = ", ".join(filter(None, more))
     return f"{call.title} ({content})" if content else call.title
 
