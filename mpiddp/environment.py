@@ -382,6 +382,7 @@ HARMLESS = frozenset(
         OMP_NUM_THREADS,
         NCCL_SOCKET_IFNAME,
         GLOO_SOCKET_IFNAME,
+        NCCL_RAS_ADDRESS,
         NCCL_DEBUG,
         NCCL_DEBUG_SUBSYSTEMS,
         NCCL_IB_DISABLE,
@@ -417,6 +418,7 @@ DIFFERS_BY_NODE = frozenset(
     {
         NCCL_SOCKET_IFNAME,
         GLOO_SOCKET_IFNAME,
+        NCCL_RAS_ADDRESS,
         CUDA_VISIBLE_DEVICES,
         HIP_VISIBLE_DEVICES,
         "UCX_NET_DEVICES",

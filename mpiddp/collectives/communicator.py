@@ -151,7 +151,7 @@ class Communicator:
         """What is known of the call that this rank is in, or in which it has failed."""
         if self._failed_call:
             return self._failed_call
-        return describe_present_call() if self._complete < self._begun else {}
+        return describe_present_call(self) if self._complete < self._begun else {}
 
     def _needs_checks(self, tensor: torch.Tensor) -> bool:
         """Whether the call needs checks that a plain tensor does not need."""
@@ -324,7 +324,7 @@ class Communicator:
             return
         self.has_failed = True
         self._failed_call = {
-            "number": self._complete + 1, "is_complete": False, **describe_present_call()
+            "number": self._complete + 1, "is_complete": False, **describe_present_call(self)
         }  # fmt: skip
         self._refusal = f"an earlier collective call failed ({error}): start the program again"
         self.shortcuts = {}

@@ -19,23 +19,25 @@ OUTER_FRAMES = 3
 """How far outside of the maker the request is."""
 
 
-def describe_present_call() -> dict[str, Any]:
-    """Name, shapes and type of the call, and for how many seconds it has waited; empty for none."""
+def describe_present_call(communicator: Any) -> dict[str, Any]:
+    """Name, shapes and type of the call that a communicator makes, and for how many seconds it has
+    waited; empty for none."""
     for frame in sys._current_frames().values():
-        found = _search(frame)
+        found = _search(frame, communicator)
         if found:
             return found
     return {}
 
 
-def _search(frame: FrameType | None) -> dict[str, Any]:
+def _search(frame: FrameType | None, communicator: Any) -> dict[str, Any]:
     remaining = None
     while frame is not None:
         code = frame.f_code
         if code is pauses.wait_until.__code__:
             remaining = frame.f_locals["seconds"]
-        if code.co_filename == COMMUNICATOR and code.co_name in MAKERS:
-            found, tensor = frame.f_locals, frame.f_locals["tensor"]
+        is_maker = code.co_filename == COMMUNICATOR and code.co_name in MAKERS
+        if is_maker and (found := frame.f_locals)["self"] is communicator:
+            tensor = found["tensor"]
             waited = None if remaining is None else found["self"].waiter.seconds - remaining
             return {
                 "name": _find_name(frame),

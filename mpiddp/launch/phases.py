@@ -446,7 +446,7 @@ def place_nccl_records(start: StartUp, ranks: JobRanks, compute: Compute) -> Non
 def _reserve_ras(start: StartUp) -> str:
     """HOST:PORT, alike for the ranks of this node: they share the port. Empty if none is free."""
     with contextlib.suppress(OSError):
-        holder = ports.reserve(LOCAL_ADDRESS, ports.find_range(start.options.port_range))
+        holder = ports.reserve(LOCAL_ADDRESS)
         start.at_close(holder.close)
         return f"{LOCAL_ADDRESS}:{holder.getsockname()[1]}"
     return ""

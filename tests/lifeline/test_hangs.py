@@ -208,7 +208,7 @@ def test_what_else_listens_there_is_not_taken_for_nccl():
 KINDS = {
     "sleeps": r"is behind: it has not entered {call}, in which ranks 0,2 .* in sleep, hanging\.py",
     "stopped": r"is behind: it has not entered {call}, in which ranks 0,2 .* it is stopped",
-    "worker": r"is behind: it has not entered {call}, .* waits for its data worker \d+ in sleep",
+    "worker": r"is behind: it has not entered {call}, .* waits for its data worker \d+ in sleep, ",
     "skips": r"makes another call than the others: .*, where ranks? [02,]+ calls? {call}",
     "other": r"makes another call than the others: .*broadcast \d+ \(7 .* ranks? [02,]+ calls? ",
 }
@@ -229,7 +229,10 @@ def list_jobs():
                 marks = [pytest.mark.slurm if launcher == "srun" else pytest.mark.mpi]
                 if launcher == "srun" or (kind, who) not in SHORT:
                     marks.append(pytest.mark.long)
-                if launcher == "openmpi" or who != "trainer":
+                # Between nodes mpiddp's calls are compared with MPIDDP_DEBUG=1 alone: the job may
+                # go on with wrong sums.
+                is_silent = who == "own" and kind in ("skips", "other")
+                if launcher == "openmpi" or not (who == "trainer" or is_silent):
                     yield pytest.param(kind, who, launcher, marks=marks)
 
 

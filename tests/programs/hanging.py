@@ -57,9 +57,9 @@ class Samples(Dataset):
         return 15 * BATCH
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        self.read += 1
         if self.kind == "worker" and is_culprit(self.read // BATCH):
             sleep()
+        self.read += 1
         return torch.full((WIDTH,), float(index)), index % 2
 
 
