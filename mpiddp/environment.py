@@ -269,7 +269,7 @@ OUR_RUN_ID_PREFIX = "mpiddp-"
 # Which interface a library may use.
 NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
 NCCL_RAS_ADDRESS = "NCCL_RAS_ADDR"
-"""HOST:PORT at which NCCL tells how the job is (`lifeline/nccl_status.py`)."""
+"""HOST:PORT at which NCCL tells how the job is (`lifeline/stacks/nccl_status.py`)."""
 NCCL_RAS = "NCCL_RAS_ENABLE"
 FLIGHT_RECORDS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """The beginning of the files that torch writes if a collective of NCCL times out; one for each

@@ -44,9 +44,9 @@ from mpiddp.launch.rendezvous import companions, store
 from mpiddp.launch.rendezvous.init_methods import ScriptGroups
 from mpiddp.launch.rendezvous.route import Route, find_route
 from mpiddp.launch.torch_import import TorchImport
-from mpiddp.lifeline.hang_report import choose_records
 from mpiddp.lifeline.lifeline import Lifeline, start_companion
 from mpiddp.lifeline.membership import Entrance
+from mpiddp.lifeline.stacks.hang_report import choose_records
 from mpiddp.process.cpus import find_cpus
 from mpiddp.process.sockets import ports
 from mpiddp.torch_internals import wrap_rendezvous

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from mpiddp.errors import PeerLostError
 from mpiddp.lifeline.decision import Loss
-from mpiddp.lifeline.hang_report import HangReport
 from mpiddp.lifeline.membership import Membership
-from mpiddp.lifeline.nccl_status import MOST_SECONDS as STATUS_SECONDS
+from mpiddp.lifeline.stacks.hang_report import HangReport
+from mpiddp.lifeline.stacks.nccl_status import MOST_SECONDS as STATUS_SECONDS
 from mpiddp.lifeline.stacks.positions import StackPosition
 from mpiddp.lifeline.stacks.verdict import describe, find_verdict
 from mpiddp.lifeline.watched_rank import WatchedRank

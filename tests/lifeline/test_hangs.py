@@ -14,9 +14,9 @@ import pytest
 from test_stacks import BACKWARD, COMPUTE, HOST, LOAD, LOADER, REDUCE, positions, stack
 
 import launchers
-from mpiddp.lifeline import hang_report, nccl_status
-from mpiddp.lifeline.hang_report import HangReport
-from mpiddp.lifeline.stacks.positions import Worker
+from mpiddp.lifeline.stacks import hang_report, nccl_status
+from mpiddp.lifeline.stacks.hang_report import HangReport
+from mpiddp.lifeline.stacks.positions import DataWorker
 from mpiddp.lifeline.stacks.recorded_call import OWN_GROUP, RecordedCall
 from mpiddp.lifeline.stacks.verdict import find_verdict
 
@@ -110,7 +110,7 @@ BUSY = stack(
             "all ranks have been in all_reduce 57 (4,096 float32, train.py:80) for 35 s, so none "
             "is behind: look at the network, the devices, and the library"
         )),
-        ([(LOAD, (done(),), {"workers": (Worker(7, ()), Worker(8, BUSY))}), WAITS], (
+        ([(LOAD, (done(),), {"workers": (DataWorker(7, ()), DataWorker(8, BUSY))}), WAITS], (
             f"rank 0 on node0 is behind: it has not entered {IN} rank 1 has waited for 35 s; it is "
             "in DataLoader, data.py:12, and waits for its data worker 8 in load, data.py:33"
         )),

@@ -29,7 +29,7 @@ from mpiddp.launch.failure.error_meaning import (
 )
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.termination import flush_output
-from mpiddp.lifeline.hang_report import HangReport
+from mpiddp.lifeline.stacks.hang_report import HangReport
 from mpiddp.lifeline.stacks.positions import StackPosition
 from mpiddp.lifeline.stacks.verdict import describe
 from mpiddp.process.background import BackgroundCall, LateError

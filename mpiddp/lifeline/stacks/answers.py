@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from mpiddp.lifeline.stacks.dump import LOOK_SECONDS, STOPPED, Frame, StackReader
-from mpiddp.lifeline.stacks.positions import LOADER, Worker
+from mpiddp.lifeline.stacks.positions import LOADER, DataWorker
 from mpiddp.process.sockets.event_loop import EventLoop
 
 WORKERS_SECONDS = 0.5
@@ -29,7 +29,7 @@ class StackAnswers:
         self._frames: list[Frame] = []
         self._children: list[int] = []
         """Those that have not been asked."""
-        self._workers: list[Worker] = []
+        self._workers: list[DataWorker] = []
         self._workers_end = 0.0
         self._failed: list[Any] | None = None
         self._loop = loop
@@ -88,7 +88,7 @@ class StackAnswers:
             again = partial(self._look_at_worker, process, reader)
             self._loop.call_at(now + LOOK_SECONDS, again)
             return
-        self._workers.append(Worker(process, tuple(frames or ())))
+        self._workers.append(DataWorker(process, tuple(frames or ())))
         self._ask_next(now)
 
     def _finish(self) -> None:

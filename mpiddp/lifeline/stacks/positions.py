@@ -46,7 +46,7 @@ PASSES = ("torch/autograd/", "torch/nn/parallel/", "torch/cuda/")
 
 
 @dataclass(frozen=True)
-class Worker:
+class DataWorker:
     """A process that a rank has forked to load data."""
 
     process: int
@@ -58,9 +58,9 @@ class Worker:
         return [self.process, [frame.pack() for frame in self.frames]]
 
     @staticmethod
-    def unpack(content: Sequence[Any]) -> Worker:
+    def unpack(content: Sequence[Any]) -> DataWorker:
         process, frames = content
-        return Worker(process, tuple(Frame(*row) for row in frames))
+        return DataWorker(process, tuple(Frame(*row) for row in frames))
 
     @property
     def line(self) -> str:
@@ -92,7 +92,7 @@ class StackPosition:
     """Whether it has come to its end, and waits for the others to come to theirs."""
     record: tuple[RecordedCall, ...] | None = None
     """The last collectives; None if it could not be asked."""
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[DataWorker, ...] = ()
     """The processes that load its data, if it waits for those."""
 
     @property
@@ -179,7 +179,7 @@ def _read_answer(rank: int, hostname: str, answer: Mapping[str, Any] | None) -> 
         failed=answer["failed"],
         finished=answer["finished"],
         record=_read_record(answer["record"]),
-        workers=tuple(map(Worker.unpack, answer["workers"])),
+        workers=tuple(map(DataWorker.unpack, answer["workers"])),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpiddp.lifeline import nccl_status
+from mpiddp.lifeline.stacks import nccl_status
 from mpiddp.lifeline.stacks.positions import StackPosition
 from mpiddp.lifeline.stacks.verdict import describe
 from mpiddp.process import job_directory
