@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -38,7 +37,7 @@ WITHIN = (
 )
 KEPT = 8
 """Number of last calls that `CallQueue.list_calls` lists."""
-COMPLETE, LEFT = "complete", "left to Gloo"
+COMPLETE, LEFT, UNDER_WAY = "complete", "left to Gloo", "under way"
 
 
 @keep_from_compiler
@@ -148,8 +147,6 @@ class _Record:
     number: int
     name: str
     shapes: list[Any]
-    begin: float
-    """Of time.monotonic()."""
     state: str = "not begun"
     work: Any = None
     """A weak reference to Gloo's work, which its caller drops when it is complete."""
@@ -210,7 +207,7 @@ class CallQueue:
             raise distributed.DistBackendError(FORKED)
         self.begun += 1
         shapes = [getattr(each, "shape", None) for each in tensors]
-        record = _Record(self.begun, name, shapes, time.monotonic())
+        record = _Record(self.begun, name, shapes)
         self._last.append(record)
         # A callback of a future makes its calls itself, since it is in the thread of the calls.
         thread = threading.get_ident()
@@ -277,14 +274,13 @@ class CallQueue:
 
     def list_calls(self) -> list[dict[str, Any]]:
         """The last calls, with what a `mpiddp.lifeline.stacks.recorded_call.RecordedCall` has."""
-        now = time.monotonic()
         return [
             {
                 "number": each.number,
                 "name": each.name,
                 "shapes": [list(shape) for shape in each.shapes if shape is not None],
                 "is_complete": each.is_complete,
-                "seconds": now - each.begin,
+                "is_under_way": each.state == UNDER_WAY,
             }
             for each in list(self._last)
         ]
@@ -293,7 +289,7 @@ class CallQueue:
         """Return once the calls have ended; but for one that this thread is in, or calls back."""
         thread = threading.get_ident()
         if os.getpid() == self._process and thread not in (self._maker, self._caller):
-            self._make_last(int, _Record(0, "close", [], 0.0))
+            self._make_last(int, _Record(0, "close", []))
         self._late_thread.close()
         self._is_closed = True
 
@@ -373,7 +369,7 @@ class CallQueue:
 
 def _translate(call: Call, record: _Record) -> None:
     """Make the call; raise what torch's users expect if it fails."""
-    record.state = "under way"
+    record.state = UNDER_WAY
     try:
         call()
         record.state = COMPLETE
