@@ -154,6 +154,7 @@ class Companion:
         if self._is_over or have_closed or self._membership is None:
             return False
         owes_report = self._decider is not None and self._decider.owes_report()
+        owes_report |= self._loss is not None
         return self._links.has_children or owes_report
 
     # The ranks of this node

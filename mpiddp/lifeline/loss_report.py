@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from mpiddp.errors import PeerLostError
 from mpiddp.lifeline.decision import Loss
 from mpiddp.lifeline.membership import Membership
+from mpiddp.lifeline.stacks.dump import STOPPED
 from mpiddp.lifeline.stacks.hang_report import HangReport
 from mpiddp.lifeline.stacks.nccl_status import MOST_SECONDS as STATUS_SECONDS
-from mpiddp.lifeline.stacks.positions import StackPosition
+from mpiddp.lifeline.stacks.positions import StackPosition, tabulate
 from mpiddp.lifeline.stacks.verdict import describe, find_verdict
 from mpiddp.lifeline.watched_rank import WatchedRank
 from mpiddp.process.background import BackgroundCall, LateError
@@ -65,9 +66,12 @@ def report(
 def _describe(positions: Sequence[StackPosition], lost: Loss | None) -> str:
     """Where the ranks are; only whose fault it seems if a process has gone without a word."""
     ended = [each for each in positions if each.ended]
-    if lost is None or not ended or any(each.frames for each in ended):
+    if lost is None or not ended:
         return describe(positions)
-    return "".join(f"  {line}\n" for line in find_verdict(positions))
+    # A launcher may have ended others by now, which say nothing.
+    speaking = [each for each in positions if each.frames or each.state in STOPPED]
+    table = tabulate(speaking) if any(each.frames for each in ended) else ""
+    return table + "".join(f"  {line}\n" for line in find_verdict(positions))
 
 
 def _write_whole(
