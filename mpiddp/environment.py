@@ -291,6 +291,12 @@ OUR_RUN_ID_PREFIX = "mpiddp-"
 
 # Which interface a library may use.
 NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
+NCCL_RAS_ADDRESS = "NCCL_RAS_ADDR"
+"""HOST:PORT at which NCCL tells how the job is (`lifeline/stacks/nccl_status.py`)."""
+NCCL_RAS = "NCCL_RAS_ENABLE"
+FLIGHT_RECORDS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""The beginning of the files that torch writes if a collective of NCCL times out; one for each
+rank. Their newer and their older name."""
 NCCL_CONF_FILE = "NCCL_CONF_FILE"
 GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 NCCL_NET_PLUGIN = "NCCL_NET_PLUGIN"
@@ -420,6 +426,7 @@ HARMLESS = frozenset(
         OMP_NUM_THREADS,
         NCCL_SOCKET_IFNAME,
         GLOO_SOCKET_IFNAME,
+        NCCL_RAS_ADDRESS,
         NCCL_DEBUG,
         NCCL_DEBUG_SUBSYSTEMS,
         NCCL_IB_DISABLE,
@@ -458,6 +465,7 @@ DIFFERS_BY_NODE = frozenset(
     {
         NCCL_SOCKET_IFNAME,
         GLOO_SOCKET_IFNAME,
+        NCCL_RAS_ADDRESS,
         CUDA_VISIBLE_DEVICES,
         HIP_VISIBLE_DEVICES,
         ROCR_VISIBLE_DEVICES,

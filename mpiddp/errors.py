@@ -100,6 +100,10 @@ class ContentError(ConfigurationError, ValueError):
     """
 
 
+class DifferentCallError(ConfigurationError):
+    """Not all ranks make the same call."""
+
+
 class LaunchError(MpiddpError):
     """The processes were started in a way that cannot work.
 

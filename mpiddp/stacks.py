@@ -14,7 +14,7 @@ from typing import Annotated
 from mpiddp.errors import ConfigurationError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.lifeline.requests import gather_stacks
-from mpiddp.lifeline.stacks.positions import describe
+from mpiddp.lifeline.stacks.verdict import describe
 from mpiddp.options.fields import Argument
 from mpiddp.options.reader import read
 from mpiddp.process import job_directory

@@ -103,6 +103,12 @@ def list_groups() -> list[Any]:
     return [] if library is None else list(library._world.pg_map)
 
 
+def list_members(group: Any) -> list[int]:
+    """The ranks of an open process group, as the default group counts them."""
+    library = sys.modules["torch.distributed.distributed_c10d"]
+    return sorted(library._world.pg_group_ranks.get(group, ()))
+
+
 def count_calls(group: Any) -> int:
     """How many calls this rank has made in a group, messages between two ranks included."""
     count: int = group._get_sequence_number_for_group()

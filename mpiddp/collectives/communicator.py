@@ -13,6 +13,7 @@ import torch
 
 from mpiddp.collectives.executor import CallPlan, Shortcut
 from mpiddp.collectives.planner import CallRequest, Planner
+from mpiddp.collectives.present_call import describe_present_call
 from mpiddp.collectives.transport.operators import name_type
 from mpiddp.collectives.transport.waiting import Waiter
 from mpiddp.errors import ConfigurationError
@@ -98,6 +99,7 @@ class Communicator:
         """Calls that were stored in ``shortcuts`` since it was cleared: it keeps their memory."""
         self.has_failed = False
         """Whether a call has failed, so that the ranks' next ones do not match."""
+        self._failed_call: dict[str, Any] = {}
         self._refusal = ""
         """Why calls are refused from now on; empty while they are not."""
         self._make_barrier: Callable[[], object] | None = None
@@ -144,6 +146,12 @@ class Communicator:
         complete = self._complete
         # Read last: this thread may come between any two lines of a call.
         return self._begun, complete
+
+    def describe_call(self) -> dict[str, Any]:
+        """What is known of the call that this rank is in, or in which it has failed."""
+        if self._failed_call:
+            return self._failed_call
+        return describe_present_call(self) if self._complete < self._begun else {}
 
     def _needs_checks(self, tensor: torch.Tensor) -> bool:
         """Whether the call needs checks that a plain tensor does not need."""
@@ -315,6 +323,9 @@ class Communicator:
         if self._refusal:
             return
         self.has_failed = True
+        self._failed_call = {
+            "number": self._complete + 1, "is_complete": False, **describe_present_call(self)
+        }  # fmt: skip
         self._refusal = f"an earlier collective call failed ({error}): start the program again"
         self.shortcuts = {}
         if self.node_memory is not None:

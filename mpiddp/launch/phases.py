@@ -47,6 +47,7 @@ from mpiddp.launch.rendezvous.route import Route, find_route
 from mpiddp.launch.torch_import import TorchImport
 from mpiddp.lifeline.lifeline import Lifeline, start_companion
 from mpiddp.lifeline.membership import Entrance
+from mpiddp.lifeline.stacks.hang_report import choose_records
 from mpiddp.process.cpus import find_cpus
 from mpiddp.process.sockets import ports
 from mpiddp.torch_internals import wrap_rendezvous
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from mpiddp.launch.network.fabrics import SiteDefaults
 
 T = TypeVar("T")
+LOCAL_ADDRESS = "127.0.0.1"
 KEY_BYTES = 16
 """Of the random prefix of the job's keys in the store."""
 
@@ -433,6 +435,40 @@ def _enter(start: StartUp, ranks: JobRanks, entrance: Entrance) -> Lifeline:
 
 
 # Store and group
+
+
+def place_nccl_records(start: StartUp, ranks: JobRanks, compute: Compute) -> None:
+    """Have NCCL's RAS listen, and torch write records of NCCL's collectives, where no other job
+    does. What the user has set stays."""
+    if compute.backend != "nccl":
+        return
+    prefix = ""
+    with contextlib.suppress(OSError):
+        output, run = start.failure_handler.output, start.failure_handler.run_directory
+        prefix = choose_records(output.log.parent if output.log is not None else run)
+    # A job without a directory has another name on each rank.
+    prefix = ranks.control.broadcast(prefix)
+    variables = dict.fromkeys(environment.FLIGHT_RECORDS if prefix else (), prefix)
+    address = ""
+    if ranks.leads_node and os.environ.get(environment.NCCL_RAS) != "0":
+        address = _reserve_ras(start)
+    if ranks.node is not None:
+        address = ranks.node.bcast(address)
+    if address:
+        variables[environment.NCCL_RAS_ADDRESS] = address
+    given = {environment.NCCL_RAS_ADDRESS} & os.environ.keys()
+    if environment.is_set(environment.FLIGHT_RECORDS):
+        given |= set(environment.FLIGHT_RECORDS)
+    start.variables.export({name: variables[name] for name in variables.keys() - given})
+
+
+def _reserve_ras(start: StartUp) -> str:
+    """HOST:PORT, alike for the ranks of this node: they share the port. Empty if none is free."""
+    with contextlib.suppress(OSError):
+        holder = ports.reserve(LOCAL_ADDRESS)
+        start.at_close(holder.close)
+        return f"{LOCAL_ADDRESS}:{holder.getsockname()[1]}"
+    return ""
 
 
 def open_store(

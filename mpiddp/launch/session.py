@@ -141,6 +141,14 @@ class Session(ControlChannel):
         begun, complete = self._calls
         return begun + self.collectives_lock.locked(), complete
 
+    def describe_call(self) -> dict[str, Any]:
+        """The last call of mpiddp's collectives, for reports of a hang: number, whether it is
+        complete; if it is not, name, shapes, type and seconds of its wait, as far as known."""
+        begun, complete = self.count_calls()
+        collectives = self.collectives
+        more = collectives.describe_call() if collectives is not None else {}
+        return {"number": begun, "is_complete": complete >= begun, **more}
+
     def at_close(self, work: Callable[[], None], *, last: bool = False) -> None:
         """Have ``work`` done when the session is closed, before MPI and the group go.
 

@@ -122,6 +122,7 @@ def _run(start_up: StartUp, signals: PreemptionSignals | None) -> Session:
             route, descriptor = settle(phases.find_address, ranks)
         with deadlines.phase("store"):
             store = settle(phases.open_store, ranks, compute, route, descriptor)
+            settle(phases.place_nccl_records, ranks, compute)
             lifeline = settle(phases.join_lifeline, ranks, route, first)
         if start_up.makes_group:
             with deadlines.phase("group"):
@@ -154,7 +155,7 @@ def _run(start_up: StartUp, signals: PreemptionSignals | None) -> Session:
         session = Session(ranks.control, resources, compute, route.meeting, seconds, signals)
         shared = start_up.failure_handler.peers.lifeline
         if shared is not None:
-            shared.watch_calls(session.count_calls)
+            shared.watch_calls(session.count_calls, session.describe_call)
         start_up.undo.pop_all()
         return session
 

@@ -26,7 +26,8 @@ from mpiddp.errors import PeerLostError
 from mpiddp.lifeline.companion_links import CompanionLinks, Handlers
 from mpiddp.lifeline.decision import Decider, Decision, Failure, Leave, Loss
 from mpiddp.lifeline.membership import Membership
-from mpiddp.lifeline.requests import Client, Requests
+from mpiddp.lifeline.requests import LOSS_SECONDS, Client, Requests
+from mpiddp.lifeline.stacks.positions import StackPosition, read_answers
 from mpiddp.lifeline.stall import EndWatch, Finished, StallHandlers, StallWatch
 from mpiddp.lifeline.watched_rank import RankEntry, WatchedRank
 from mpiddp.lifeline.watches import AttemptWatch
@@ -87,6 +88,13 @@ class Companion:
         """By rank, its question that is answered once this companion has joined the others."""
         self._asked: dict[int, int] = {}
         """By rank, its question whether it reports its error."""
+        self._has_looked = self._is_looking = False
+        """Whether all ranks were asked where they are since one was lost, and whether they still
+        may answer."""
+        self._others: list[StackPosition] = []
+        """What they have answered."""
+        self._loss: Loss | None = None
+        """The lost rank that ends the job, while the others may answer."""
         self._is_over = False
         """Whether nothing is watched any more: all sessions are closed, or the job ends."""
         self._start = time.monotonic()
@@ -146,6 +154,7 @@ class Companion:
         if self._is_over or have_closed or self._membership is None:
             return False
         owes_report = self._decider is not None and self._decider.owes_report()
+        owes_report |= self._loss is not None
         return self._links.has_children or owes_report
 
     # The ranks of this node
@@ -306,6 +315,7 @@ class Companion:
         now = time.monotonic()
         if kind == "lost":
             self._decider.lose(Loss(**content), now)
+            self._look_at_others()
         elif kind == "fail":
             self._decider.fail(Failure(**content), now)
         elif kind == "announce":
@@ -330,17 +340,41 @@ class Companion:
         elif isinstance(decision, Leave):
             self._spread("leave", decision.code)
         else:
-            assert self._membership is not None
-            self._end_job(decision.describe(self._membership.size), "", decision)
+            self._loss = decision
+            self._end_with_loss()
 
-    def _end_job(self, reason: str, table: str, lost: Loss | None) -> None:
+    def _look_at_others(self) -> None:
+        """Ask where all ranks are when the first is lost, at once: a launcher may end them now."""
+        if not self._has_looked:
+            self._has_looked = self._is_looking = True
+            number = self._requests.begin(self._note_others, LOSS_SECONDS)
+            self._spread("request", [number, "stacks"])
+
+    def _note_others(self, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
+        self._is_looking = False
+        assert self._decider is not None
+        # The companion of a node whose ranks have all gone may have gone as well.
+        lost = self._decider.lost_ranks - answers.keys()
+        self._others = [
+            replace(each, ended=True) if each.rank in lost else each
+            for each in read_answers(hostnames, answers)
+        ]
+        self._end_with_loss()
+
+    def _end_with_loss(self) -> None:
+        """End the job if a lost rank is the reason, and it is known where the others are."""
+        if self._loss is not None and not self._is_looking and self._membership is not None:
+            loss, self._loss = self._loss, None
+            self._end_job(loss.describe(self._membership.size), self._others, loss)
+
+    def _end_job(self, reason: str, positions: Sequence[StackPosition], lost: Loss | None) -> None:
         """Report ``reason``, and have all ranks leave."""
         # Imported when it is needed: it takes as long as all else of this process's start.
         from mpiddp.lifeline.loss_report import report
 
         assert self._membership is not None
         if not self._is_over:
-            report(self._membership, self._ranks[self._membership.rank], reason, table, lost)
+            report(self._membership, self._ranks[self._membership.rank], reason, positions, lost)
             self._spread("leave", PeerLostError.exit_code)
 
     def _spread(self, kind: str, content: Any) -> None:
@@ -359,8 +393,7 @@ class Companion:
         elif kind == "request":
             number, name = content
             for rank in self._ranks.values():
-                if not rank.has_ended:
-                    rank.answer(name, partial(self._send_answer, number, rank.number))
+                rank.answer(name, partial(self._send_answer, number, rank.number))
 
     def _kill_ranks(self, _: float) -> None:
         for rank in self._ranks.values():
@@ -387,6 +420,7 @@ class Companion:
         is_alone = len(answers) < len(hostnames) or not all(answers.values())
         if answers.get(loss.rank) and is_alone and self._decider is not None:
             self._decider.lose(loss, time.monotonic())
+            self._look_at_others()
 
     # A job that stands still
 

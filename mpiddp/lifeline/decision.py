@@ -106,6 +106,11 @@ class Decider:
     def lose(self, loss: Loss, now: float) -> None:
         self._losses.setdefault(loss.rank, (now, loss))
 
+    @property
+    def lost_ranks(self) -> frozenset[int]:
+        """All that were lost so far."""
+        return frozenset(self._losses)
+
     def fail(self, failure: Failure, now: float) -> None:
         self._failures.setdefault(failure.rank, (now, failure))
 

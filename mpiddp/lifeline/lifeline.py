@@ -22,7 +22,8 @@ from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.requests import ANSWER_SECONDS as REQUEST_SECONDS
 from mpiddp.lifeline.stacks.dump import StackWriter, read_thread, read_traceback
 from mpiddp.lifeline.stacks.flight_recorder import count_calls, read_calls, read_record
-from mpiddp.lifeline.stacks.positions import describe, read_answers
+from mpiddp.lifeline.stacks.positions import StackPosition, read_answers
+from mpiddp.lifeline.stacks.recorded_call import OWN_GROUP, RecordedCall
 from mpiddp.lifeline.stall import Calls, Finished
 from mpiddp.lifeline.watched_rank import RankEntry
 from mpiddp.process import detached
@@ -70,6 +71,7 @@ class Lifeline:
         self.progress = Progress(descriptor)
         """Shared with the companion."""
         self._count_calls: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._describe_call: Callable[[], dict[str, Any]] = dict
         self._stacks = StackWriter()
         try:
             self._link = _enter(entrance, rank, descriptor, self._stacks.descriptor)
@@ -114,10 +116,12 @@ class Lifeline:
 
     # Where this rank is
 
-    def watch_calls(self, count: Callable[[], tuple[int, int]]) -> None:
+    def watch_calls(
+        self, count: Callable[[], tuple[int, int]], describe: Callable[[], dict[str, Any]]
+    ) -> None:
         """``count`` returns the numbers of the last call of mpiddp's collectives and of the last
-        complete one. It is called in any thread."""
-        self._count_calls = count
+        complete one. ``describe`` says more of the last one. Both are called in any thread."""
+        self._count_calls, self._describe_call = count, describe
 
     def note_failure(self, error: BaseException) -> None:
         """Where this rank was when ``error`` ended its work; its stack will not show it."""
@@ -154,13 +158,13 @@ class Lifeline:
 
     # Ends
 
-    def describe_stacks(self) -> str:
-        """Where each rank is, as a table; empty if nobody answers."""
+    def gather_stacks(self) -> list[StackPosition]:
+        """Where each rank is; empty if nobody answers."""
         try:
             hostnames, answers = self._ask("ask", "stacks", 2 * REQUEST_SECONDS)
         except UnreachableError:
-            return ""
-        return describe(read_answers(hostnames, dict(answers)))
+            return []
+        return read_answers(hostnames, dict(answers))
 
     def ask(self, code: int, text: str, origin: str) -> str | None:
         """Which rank reports, once this one has failed.
@@ -236,7 +240,7 @@ class Lifeline:
                     self._end_questions("leave", "the job ends")
                     self._on_job_end(content)
                 elif kind == "record":
-                    self._send("record", read_record())
+                    self._send("record", [call.pack() for call in self._list_calls()])
                 elif kind == "calls":
                     self._send("calls", self._find_calls())
                 else:
@@ -247,6 +251,16 @@ class Lifeline:
         self._end_questions("problem", "its companion process has gone")
         if not self._is_closing:
             self._on_companion_lost()
+
+    def _list_calls(self) -> list[RecordedCall]:
+        """The last collectives of this rank."""
+        found = read_record()
+        own: dict[str, Any] = {}
+        with contextlib.suppress(Exception):  # Of stacks that change meanwhile.
+            own = self._describe_call()
+        if own.get("number"):
+            found.append(RecordedCall(**{"backend": OWN_GROUP, "group": OWN_GROUP, **own}))
+        return found
 
     def _find_calls(self) -> dict[str, Any]:
         """Which collectives this rank has called, and where its main thread is now."""

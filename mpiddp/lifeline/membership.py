@@ -33,6 +33,10 @@ class Membership:
     token: str
     address: str = ""
     """Where rank 0's companion listens; empty for itself."""
+    ras: str = ""
+    """Where NCCL answers on this node; empty if it is not used, or not asked."""
+    records: str = ""
+    """The beginning of the files that torch writes if NCCL times out; empty for none."""
     hostnames: tuple[str, ...] = ()
     """Of each rank; known to rank 0's companion alone."""
 

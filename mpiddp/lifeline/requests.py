@@ -15,6 +15,8 @@ from mpiddp.process.sockets.links import connect
 
 ANSWER_SECONDS = 2.0
 """How long answers are waited for."""
+LOSS_SECONDS = 0.7
+"""How long they are once a rank is lost, and the others are about to leave."""
 
 
 Client = Callable[[Sequence[str], Mapping[int, Any]], object]
@@ -31,11 +33,13 @@ class Requests:
         self._count = 0
         self._open: dict[int, tuple[Client, dict[int, Any]]] = {}
 
-    def begin(self, client: Client) -> int:
-        """The number of a new request of ``client``, which gets what has come in ANSWER_SECONDS."""
+    def begin(self, client: Client, seconds: float | None = None) -> int:
+        """The number of a new request of ``client``, which gets what has come in ``seconds``, by
+        default ANSWER_SECONDS."""
+        seconds = ANSWER_SECONDS if seconds is None else seconds
         self._count = number = self._count + 1
         self._open[number] = (client, {})
-        self._loop.call_at(time.monotonic() + ANSWER_SECONDS, lambda _: self._finish(number))
+        self._loop.call_at(time.monotonic() + seconds, lambda _: self._finish(number))
         return number
 
     def add(self, number: int, rank: int, answer: Any) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 from mpiddp.lifeline.decision import Loss
 from mpiddp.lifeline.requests import Client
 from mpiddp.lifeline.stacks.dump import Frame
-from mpiddp.lifeline.stacks.positions import StackPosition, describe, name_positions, read_answers
+from mpiddp.lifeline.stacks.positions import StackPosition, name_positions, read_answers
+from mpiddp.lifeline.stacks.recorded_call import OWN_GROUP
 
 CHECK_SECONDS = 2.0
 """How long a job that stands still has to move after all: longer than `movement.LONGEST_PERIOD`."""
-OWN = "mpiddp"
-"""In place of a group, for mpiddp's own collectives."""
 END_SECONDS = 1.0
 """How long after a rank's end, and how often, the others are asked for what they wait."""
 
@@ -28,8 +27,8 @@ class StallHandlers:
     ask: Callable[[Client, str], object]
     """Ask all ranks, by the name of a request."""
     call_at: Callable[[float, Callable[[float], object]], object]
-    end_job: Callable[[str, str, Loss | None], object]
-    """With the reason, a table of where each rank is, and the rank whose end it was."""
+    end_job: Callable[[str, Sequence[StackPosition], Loss | None], object]
+    """With the reason, where each rank is, and the rank whose end it was."""
 
 
 class StallWatch:
@@ -87,7 +86,7 @@ class StallWatch:
         if late:
             verb = "has" if len(late) == 1 else "have"
             reason = f"{name_positions(late)} {verb} been in one collective for {self._seconds:g} s"
-        self._handlers.end_job(reason, describe(read_answers(hostnames, answers)), None)
+        self._handlers.end_job(reason, read_answers(hostnames, answers), None)
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Calls:
 
     def find_last(self, group: str) -> int | None:
         """The number of the last collective of a group (``gloo:0``); None if it is not known."""
-        if group == OWN:
+        if group == OWN_GROUP:
             return self.own[0]
         if group in self.numbers:
             return self.numbers[group][0]
@@ -114,7 +113,7 @@ class Calls:
 
         The name of the group and the number.
         """
-        for group, (last, complete) in {**self.numbers, OWN: self.own}.items():
+        for group, (last, complete) in {**self.numbers, OWN_GROUP: self.own}.items():
             own = finished.find_last(group)
             if own is not None and max(own, complete) < last:
                 return group, last
@@ -214,7 +213,7 @@ class EndWatch:
                     group, number = found
                     name = group.partition(":")[2]
                     where = "the default group" if name == "0" else f"group {name}"
-                    where = OWN if group == OWN else where
+                    where = OWN_GROUP if group == OWN_GROUP else where
                     how = f"after collective {each.calls.find_last(group)} of {where}"
                     return each.describe(how, position, f"collective {number}")
         return None
@@ -240,5 +239,5 @@ class EndWatch:
         return None
 
     def _end(self, loss: Loss, hostnames: Sequence[str], answers: Mapping[int, Any]) -> None:
-        table = describe(read_answers(hostnames, answers))
-        self._handlers.end_job(loss.describe(len(hostnames)), table, loss)
+        positions = read_answers(hostnames, answers)
+        self._handlers.end_job(loss.describe(len(hostnames)), positions, loss)

@@ -96,13 +96,18 @@ class WatchedRank:
             "calls": self._ask_for_calls,
             "stopped": lambda reply: reply(self._stop.is_stopped),
         }
+        self._reader = reader
         """What is answered to requests, by their names."""
         self._watch_process()
 
     def answer(self, name: str, reply: Reply) -> None:
-        """Have ``reply`` called with the answer to a request; not if nothing is known of it."""
+        """Have ``reply`` called with the answer to a request; not if nothing is known of it. Of a
+        rank that has gone only its end is known, in place of its stack."""
         answer = self._answers.get(name)
-        if answer is not None:
+        if self.has_ended:
+            if name == "stacks":
+                reply(self._describe_end())
+        elif answer is not None:
             answer(reply)
 
     def watch_stops(self, seconds: float) -> None:
@@ -207,6 +212,10 @@ class WatchedRank:
             if kind in ("closing", "reopened"):
                 self.state = CLOSING if kind == "closing" else ""
             self._hand_on(self, kind, content)
+
+    def _describe_end(self) -> dict[str, Any]:
+        """In place of the stack of a process that has gone."""
+        return {"state": "", "frames": [frame.pack() for frame in self._reader.read_last()]}
 
     def _ask_for_stacks(self, reply: Reply) -> None:
         self._stacks.ask(lambda answer: reply({**answer, "finished": self.is_finished}))

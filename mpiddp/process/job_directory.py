@@ -17,6 +17,7 @@ import glob
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,23 @@ KINDS = {
 def choose_name() -> str:
     """The Slurm job's id, ARRAY_TASK in an array; else ``HOST-PROCESS``."""
     return environment.job_identity() or f"{os.uname().nodename}-{os.getpid()}"
+
+
+def make_state_directory(name: str) -> Path:
+    """A private directory for what outlasts a job, beside those of running jobs. Raises OSError."""
+    try:
+        return _make_private(_state_directory().with_name(name))
+    except OSError:
+        return _make_private(_temporary_directory().with_name(name))
+
+
+def remove_old(directory: Path, days: int) -> None:
+    """Remove the files that nobody has written to for so long, as far as that is possible."""
+    since = time.time() - 24 * 3600 * days
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.is_file() and path.stat().st_mtime < since:
+                path.unlink(missing_ok=True)
 
 
 def make(name: str) -> Path:

@@ -31,7 +31,7 @@ from mpiddp.errors import (
     UnreachableError,
 )
 from mpiddp.lifeline.requests import gather_stacks
-from mpiddp.lifeline.stacks.positions import describe
+from mpiddp.lifeline.stacks.verdict import describe
 from mpiddp.remote import pickling
 from mpiddp.remote.channel import Message, Parcel
 from mpiddp.remote.job import Member, RankJob, describe_ranks

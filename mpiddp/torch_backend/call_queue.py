@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,8 +35,9 @@ WITHIN = (
     "mpiddp: a call in a signal handler, while this thread is in another call, would wait for "
     "itself: have the handler set a flag, and make the call afterwards"
 )
-SHOWN = 3
-"""Number of last calls that `CallQueue.describe` lists."""
+KEPT = 8
+"""Number of last calls that `CallQueue.list_calls` lists."""
+COMPLETE, LEFT, UNDER_WAY = "complete", "left to Gloo", "under way"
 
 
 @keep_from_compiler
@@ -146,6 +148,15 @@ class _Record:
     name: str
     shapes: list[Any]
     state: str = "not begun"
+    work: Any = None
+    """A weak reference to Gloo's work, which its caller drops when it is complete."""
+
+    @property
+    def is_complete(self) -> bool:
+        work = self.work() if self.work is not None else None
+        return self.state == COMPLETE or (
+            self.state == LEFT and (work is None or work.is_completed())
+        )
 
 
 class CallQueue:
@@ -175,7 +186,7 @@ class CallQueue:
         self._backward = NO_BACKWARD
         """The last backward pass at whose end calls are made."""
         self._is_closed = False
-        self._last: deque[_Record] = deque(maxlen=SHOWN)
+        self._last: deque[_Record] = deque(maxlen=KEPT)
         self.begun = 0
         """Calls so far, counted from 1; alike on all ranks."""
 
@@ -195,7 +206,8 @@ class CallQueue:
             # The thread that has the turn is its parent's.
             raise distributed.DistBackendError(FORKED)
         self.begun += 1
-        record = _Record(self.begun, name, [getattr(each, "shape", None) for each in tensors])
+        shapes = [getattr(each, "shape", None) for each in tensors]
+        record = _Record(self.begun, name, shapes)
         self._last.append(record)
         # A callback of a future makes its calls itself, since it is in the thread of the calls.
         thread = threading.get_ident()
@@ -204,8 +216,11 @@ class CallQueue:
             raise distributed.DistBackendError(WITHIN)
         if start is not None and waits and (is_own or not (self._waiting or self._turn.locked())):
             # Not if the caller has a work: Gloo would make the calls of its callbacks at any time.
-            record.state = "left to Gloo"
-            return start()
+            record.state = LEFT
+            work = start()
+            # Not the work itself, which would keep the tensors' memory.
+            record.work = weakref.ref(work)
+            return work
         shown = f"mpiddp:{name}" if _is_profiled() else ""
         if waits:
             make = self._call if is_own else self._make_last
@@ -257,11 +272,16 @@ class CallQueue:
             self._backward = backward
             find_queue_after_backward()(self._make_rest)
 
-    def describe(self) -> list[str]:
-        """The last calls, one line each."""
+    def list_calls(self) -> list[dict[str, Any]]:
+        """The last calls, with what a `mpiddp.lifeline.stacks.recorded_call.RecordedCall` has."""
         return [
-            f"mpiddp:{each.name} {each.number} of group {self._name}, {each.state}, "
-            f"sizes {[list(shape) for shape in each.shapes if shape is not None]}"
+            {
+                "number": each.number,
+                "name": each.name,
+                "shapes": [list(shape) for shape in each.shapes if shape is not None],
+                "is_complete": each.is_complete,
+                "is_under_way": each.state == UNDER_WAY,
+            }
             for each in list(self._last)
         ]
 
@@ -349,14 +369,14 @@ class CallQueue:
 
 def _translate(call: Call, record: _Record) -> None:
     """Make the call; raise what torch's users expect if it fails."""
-    record.state = "under way"
+    record.state = UNDER_WAY
     try:
         call()
-        record.state = "complete"
+        record.state = COMPLETE
     except PeerLostError as error:
         raise distributed.DistNetworkError(f"mpiddp: {error}") from error
     except MpiddpError as error:
         raise distributed.DistBackendError(f"mpiddp: {error}") from error
     finally:
-        if record.state != "complete":
+        if record.state != COMPLETE:
             record.state = "failed"

@@ -85,9 +85,15 @@ class _Calls:
     def _set_sequence_number_for_group(self) -> None:
         """Ranks count their calls from 0."""
 
-    def list_calls(self) -> list[str]:
-        """The last calls, one line each, for ``python -m mpiddp stacks``."""
-        return self._calls.describe()
+    def list_calls(self) -> list[dict[str, Any]]:
+        """The last calls, for reports of a hang: fields of a `RecordedCall`."""
+        shared = {"backend": NAME, "group": self._name, "members": self._place.ranks}
+        rows = self._calls.list_calls()
+        for row in rows:
+            if row.pop("is_under_way"):
+                known = self._own.describe_call()
+                row |= {name: known[name] for name in ("type", "seconds") if name in known}
+        return [shared | row for row in rows]
 
     def is_broken(self) -> bool:
         """Whether a call failed or was interrupted, so that the ranks' next ones do not match."""

@@ -77,6 +77,10 @@ class OwnCalls:
         own = self._communicator
         return not self._is_made or (own is not None and own.has_failed)
 
+    def describe_call(self) -> dict[str, Any]:
+        """What is known of the call that is under way, for reports of a hang."""
+        return self._communicator.describe_call() if self._communicator is not None else {}
+
     def _find_gloo(self) -> Any:
         """For messages between nodes without MPI, and for what Gloo then does as a whole."""
         if self._gloo is None:

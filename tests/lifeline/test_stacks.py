@@ -40,7 +40,8 @@ from mpiddp.lifeline.stacks.dump import (
     read_thread,
 )
 from mpiddp.lifeline.stacks.flight_recorder import read_calls, read_record
-from mpiddp.lifeline.stacks.positions import StackPosition, describe, find_blamed
+from mpiddp.lifeline.stacks.positions import StackPosition, find_blamed
+from mpiddp.lifeline.stacks.verdict import describe
 from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers
 from mpiddp.process import job_directory
 from mpiddp.stacks import find_directory
@@ -718,7 +719,8 @@ def test_a_script_that_polls_moves_and_one_in_a_long_c_call_does_not():
 
 ENTRY = {
     "profiling_name": "nccl:all_reduce", "collective_seq_id": 17, "p2p_seq_id": 0, "is_p2p": False,
-    "state": "started", "input_sizes": [[1024]], "process_group": ("0", "default_pg"),
+    "state": "started", "input_sizes": [[8, 128]], "process_group": ("0", "default_pg"),
+    "input_dtypes": ["Float"], "retired": False, "time_created_ns": 0,
 }  # fmt: skip
 
 
@@ -726,19 +728,20 @@ def test_the_last_collectives_of_nccl(monkeypatch):
     library = types.ModuleType("torch._C._distributed_c10d")
     monkeypatch.setitem(sys.modules, library.__name__, library)
     assert read_record() == []
-    entries = [{**ENTRY, "collective_seq_id": number} for number in range(5)]
+    entries = [{**ENTRY, "collective_seq_id": n, "retired": n < 20} for n in range(1, 40)]
     entries.append({**ENTRY, "is_p2p": True, "p2p_seq_id": 4, "profiling_name": "nccl:send"})
-    library._dump_nccl_trace = lambda: pickle.dumps({"entries": entries})
-    assert read_record() == [
-        "nccl:all_reduce 3 of group 0, started, sizes [[1024]]",
-        "nccl:all_reduce 4 of group 0, started, sizes [[1024]]",
-        "nccl:send 4 of group 0, started, sizes [[1024]]",
-    ]
-    library._dump_nccl_trace = lambda: b"garbage"
-    (line,) = read_record()
-    assert line.startswith("NCCL's flight recorder cannot be read: UnpicklingError")
-    shown = describe(positions(REDUCE, record=("nccl:all_reduce 3",)))
-    assert shown.splitlines()[1] == "      nccl:all_reduce 3"
+    library._dump_nccl_trace = lambda *_: pickle.dumps({"entries": entries})
+    *calls, message = read_record()
+    # Around the first that is not complete.
+    assert [call.number for call in calls] == list(range(12, 28))
+    assert [call.number for call in calls if call.is_complete] == list(range(12, 20))
+    line = calls[-1].describe()
+    assert line.startswith("nccl: all_reduce 27, 1,024 float32, not complete, called ")
+    assert message.describe().startswith("nccl: send 4, 1,024 float32, not complete")
+    library._dump_nccl_trace = lambda *_: b"garbage"
+    assert read_record() == []
+    shown = describe(positions(REDUCE, record=(calls[-1],)), is_full=True)
+    assert line in shown and line not in describe(positions(REDUCE, record=(calls[-1],)))
 
 
 def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
@@ -748,8 +751,9 @@ def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
     assert job[1].ask("lock") == ["locking"]
     job[0].settle()
     found = gather_stacks(tmp_path / "job")
-    assert found[0].record == ("nccl:all_gather 1 of group 0, scheduled, sizes [[2]]",)
-    assert found[1].record == () and found[1].frames
+    (call,) = found[0].record
+    assert (call.title, call.content) == ("all_gather 1", "2 float32")
+    assert found[1].record is None and found[1].frames
 
 
 # Which job
@@ -797,10 +801,14 @@ for step in range(3):
         load()
     dist.all_reduce(torch.ones(1000))
 """
+BEHIND = (
+    rf"  rank 1 on {re.escape(HOST)} is behind: it has not entered all_reduce 3 \(1,000 float32, "
+    r"script\.py:11\), in which rank 0 has waited for \d+ s; it is in load, script\.py:7"
+)
 TABLE = rf"""
   rank 0 on {re.escape(HOST)}  all_reduce, script\.py:11( \(failed\))?
   rank 1 on {re.escape(HOST)}  load, script\.py:7
-  the others wait for rank 1 on {re.escape(HOST)}
+{BEHIND}
 """
 
 
@@ -873,7 +881,7 @@ def test_a_job_on_several_nodes_is_asked_from_another_node(slurm_cluster, tmp_pa
     table = (
         r"  ranks 0,2        all_reduce, script\.py:11\n"
         r"  rank 1 on node1  load, script\.py:7\n"
-        r"  the others wait for rank 1 on node1\n"
+        r"  rank 1 on node1 is behind: it has not entered all_reduce 3 .*, in which ranks 0,2 have "
     )
     assert re.search(rf"{directory.name}: 3 ranks on 2 hosts\n{table}", asked), asked
     assert re.search(table, result.stderr.replace("[0@node1] ", "")), result.stderr

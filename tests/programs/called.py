@@ -301,7 +301,7 @@ def ask_alone(folder: Path) -> None:
 
     def tell() -> None:
         while len({*count_exchanges(session)}) == 1 and all(
-            ", complete" in line for line in read_record()
+            call.is_complete for call in read_record()
         ):
             time.sleep(NAPS)
         (folder / f"asked-{session.world.rank}").touch()

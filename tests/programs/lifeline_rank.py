@@ -54,11 +54,15 @@ def fake_nccl(collective: str) -> Any:
     entry = {
         "profiling_name": collective,
         "collective_seq_id": 1,
+        "is_p2p": False,
         "state": "scheduled",
+        "retired": False,
+        "time_created_ns": time.time_ns(),
         "input_sizes": [[2]],
+        "input_dtypes": ["Float"],
         "process_group": ("0", "default_pg"),
     }
-    return types.SimpleNamespace(_dump_nccl_trace=lambda: pickle.dumps({"entries": [entry]}))
+    return types.SimpleNamespace(_dump_nccl_trace=lambda *_: pickle.dumps({"entries": [entry]}))
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from mpiddp.collectives.transport.shared_memory import (
 )
 from mpiddp.collectives.transport.single_copy import bind_copy
 from mpiddp.collectives.transport.waiting import Waiter
-from mpiddp.errors import ConfigurationError, PeerFailedError, PeerLostError
+from mpiddp.errors import ConfigurationError, DifferentCallError, PeerFailedError, PeerLostError
 from mpiddp.process.rank_process import POLL_SECONDS, PeerProcess
 
 WORDS = 32
@@ -119,10 +119,6 @@ def is_ordered() -> bool:
 def block_size(ranks: int) -> int:
     """Bytes of the block that so many ranks share."""
     return ranks * (8 * WORDS + 2 * MAILBOX)
-
-
-class DifferentCallError(ConfigurationError):
-    """Not all ranks make the same call."""
 
 
 def _join(actions: Sequence[Action]) -> Action:

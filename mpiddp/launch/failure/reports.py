@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpiddp.errors import PeerLostError, UnreachableError
+from mpiddp import environment
+from mpiddp.errors import DifferentCallError, PeerLostError, UnreachableError
 from mpiddp.launch.failure.error_meaning import (
     describe_error,
     exit_code,
@@ -27,6 +30,9 @@ from mpiddp.launch.failure.error_meaning import (
 )
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.termination import flush_output
+from mpiddp.lifeline.stacks.hang_report import HangReport
+from mpiddp.lifeline.stacks.positions import StackPosition
+from mpiddp.lifeline.stacks.verdict import describe
 from mpiddp.process.background import BackgroundCall, LateError
 from mpiddp.process.outcome import Outcome, find_log, write_report
 from mpiddp.process.streams.console import FORWARD_SECONDS, print_report
@@ -36,6 +42,8 @@ from mpiddp.wording import read_message
 READ_SECONDS = 5.0
 """How long it may take to put an error into words: its text may ask a GPU that hangs, and the lines
 of a traceback a file system."""
+HANGS = (PeerLostError, UnreachableError, DifferentCallError)
+"""Errors that another rank may be the cause of."""
 HOOK_SECONDS = 5.0
 """How long a script's own hook may take to show an error, while other ranks wait."""
 
@@ -169,19 +177,33 @@ class FailureReports:
     def report(self, report: Report, *, told: bool = False) -> None:
         """Print and write a report; ``told``: it has been printed already."""
         # The console first: files may be on a system that has stopped answering.
-        report = replace(report, text=report.text + self.note + self._describe_stacks(report))
+        positions = self._find_positions(report)
+        text = report.text + self.note + describe(positions)
+        report = replace(report, text=text)
         self._print("" if told else self._show(report))
         self.write_files(report, is_reporter=True)
+        self._write_whole(positions, text)
         if self.peers.is_shared:
             time.sleep(FORWARD_SECONDS)
 
-    def _describe_stacks(self, report: Report) -> str:
+    def _find_positions(self, report: Report) -> list[StackPosition]:
         """Where each rank is, if another may have kept this one waiting."""
         lifeline, error = self.peers.lifeline, report.error
-        is_hang = isinstance(error, PeerLostError | UnreachableError) or is_peer_loss(error)
+        is_hang = isinstance(error, HANGS) or is_peer_loss(error)
         with contextlib.suppress(Exception):  # The report does without.
-            return lifeline.describe_stacks() if lifeline is not None and is_hang else ""
-        return ""
+            return lifeline.gather_stacks() if lifeline is not None and is_hang else []
+        return []
+
+    def _write_whole(self, positions: Sequence[StackPosition], text: str) -> None:
+        """Write the whole report of where all ranks are, and say where it is."""
+        if positions:
+            log = self.output.log
+            directory = log.parent if log is not None else self.run_directory
+            names = (environment.NCCL_RAS_ADDRESS, environment.FLIGHT_RECORDS[0])
+            nccl = (os.environ.get(name, "") for name in names)
+            path = HangReport(positions, *nccl).write(text, directory)
+            if path is not None:
+                self._print(f"  the whole report: {path}\n")
 
     def _show(self, report: Report) -> str:
         """Let a script's own hook show the error; returns what is still to be printed."""

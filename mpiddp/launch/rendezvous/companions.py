@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 
+from mpiddp import environment
 from mpiddp.errors import UnreachableError
 from mpiddp.launch.mpi.control import ControlChannel
 from mpiddp.launch.mpi.world import Roster
@@ -52,6 +54,8 @@ def join(
             seconds=seconds,
             token=token,
             address=place if world.rank != 0 else "",
+            records=os.environ.get(environment.FLIGHT_RECORDS[0], ""),
+            ras=os.environ.get(environment.NCCL_RAS_ADDRESS, ""),
             hostnames=hostnames,
         )
     )

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+FILE = "mpiddp-stacks"
+"""The name of its file, as /proc shows it."""
 SIGNAL = int(signal.SIGRTMAX) - 1
 """What makes a rank write its stack; real-time signals mean nothing to anybody else."""
 LOOK_SECONDS = 0.005
@@ -32,11 +34,17 @@ MOST_BYTES = 1 << 20
 MOST_FRAMES = 100
 """Of a stack, the innermost ones; faulthandler writes as many."""
 
+STOPPED = ("T", "t")
+"""States of a process that is stopped, by a signal or by a debugger."""
+
 USER, TRAINER, LIBRARY = "user", "trainer", "library"
 """Whose code a frame runs."""
 PACKAGE = Path(__file__).parents[2]
 STANDARD = Path(os.__file__).parent
 INSTALLED = ("site-packages", "dist-packages")
+
+FATAL = "Fatal Python error: "
+"""How faulthandler begins to report a signal that ends the process."""
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _OUTERMOST = ("<module>", "_run_module_as_main")
@@ -108,17 +116,34 @@ class StackWriter:
     """The rank's part: its main thread writes its stack into a file without a name."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("mpiddp-stacks")
+        self.descriptor = os.memfd_create(FILE)
         """For the companion."""
         # What `close` restores: the signal of a companion that is late must not end this process.
         with contextlib.suppress(ValueError):  # In another thread than the main one.
             signal.signal(SIGNAL, signal.SIG_IGN)
         faulthandler.register(SIGNAL, self.descriptor, all_threads=False, chain=False)
+        if not faulthandler.is_enabled():
+            # A file of its own, which stays open: a signal may come at any time.
+            faulthandler.enable(os.dup(self.descriptor))
 
     def close(self) -> None:
         """From now on the signal has no effect."""
         faulthandler.unregister(SIGNAL)
         os.close(self.descriptor)
+
+
+def write_for(rank: int) -> None:
+    """Have this process, a data worker that is no fork of its rank, write its stack as the rank.
+
+    ``rank``: its process. Nothing happens if that has no file for stacks.
+    """
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{rank}/fd").iterdir():
+            if os.readlink(path).startswith(f"/memfd:{FILE}"):
+                # At the end of what is there: a second opening has a position of its own.
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+                faulthandler.register(SIGNAL, descriptor, all_threads=False, chain=False)
+                return
 
 
 class StackReader:
@@ -150,6 +175,8 @@ class StackReader:
             return []
         if len(data) != self._size:
             self._size, self._since = len(data), now
+        if not data and self.find_state() in STOPPED:
+            return []
         frames = parse_dump(data.decode(errors="replace"))
         is_whole = bool(frames) and data.endswith(b"\n") and frames[-1].function in _OUTERMOST
         is_quiet = bool(data) and now - self._since > QUIET_SECONDS
@@ -158,6 +185,31 @@ class StackReader:
     def find_state(self) -> str:
         """The process's state as ps shows it: R, S, D, T, Z; empty once it has gone."""
         return self._read_status().get("State", "")[:1]
+
+    def read_last(self) -> list[Frame]:
+        """Where the main thread was when a signal (SIGSEGV, SIGABRT, …) ended the process; empty
+        if none did."""
+        try:
+            text = os.pread(self._descriptor, MOST_BYTES, 0).decode(errors="replace")
+        except OSError:
+            return []
+        _, fatal, stacks = text.rpartition(FATAL)
+        threads = [parse_dump(stack) for stack in stacks.split("\n\n")] if fatal else []
+        return next((each for each in threads if each and each[-1].function in _OUTERMOST), [])
+
+    def list_children(self) -> list[int]:
+        """The processes that this one has started, such as data workers, and those that they
+        have: a server may fork workers."""
+        found = _list_children(self._process)
+        return found + [each for child in found for each in _list_children(child)]
+
+    def open_child(self, process: int) -> StackReader | None:
+        """For a child that writes to the same file, as forks of this process do.
+
+        None if it writes none: it is another program, or is stopped.
+        """
+        child = StackReader(process, self._descriptor)
+        return child if child.find_state() not in STOPPED and child._handles_signal() else None
 
     def _handles_signal(self) -> bool:
         return bool(int(self._read_status().get("SigCgt", "0"), 16) >> (SIGNAL - 1) & 1)
@@ -169,6 +221,14 @@ class StackReader:
             return {}
         rows = (line.partition(":") for line in text.splitlines())
         return {name: value.strip() for name, _, value in rows}
+
+
+def _list_children(process: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError, ValueError):
+            found += map(int, path.read_text().split())
+    return sorted(found)
 
 
 def _signal_main_thread(process: int) -> None:

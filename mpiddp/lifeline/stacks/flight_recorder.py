@@ -1,19 +1,29 @@
-"""What torch's flight recorder remembers of this rank's last collectives."""
+"""The last collectives of this rank, from torch's flight recorder and from mpiddp's own records."""
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mpiddp import torch_internals
-from mpiddp.torch_internals import find_implementation, find_recorder, list_groups
+from mpiddp.lifeline.stacks.recorded_call import RecordedCall
+from mpiddp.torch_internals import find_implementation, find_recorder, list_groups, list_members
 
-SHOWN = 3
-"""Collectives that are shown."""
+KEPT = 8
+"""Collectives of a group that are told to the companion. The first that is not complete may have
+more after it."""
 DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 """What reads the recorder, of Gloo and of NCCL."""
+TYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16",
+    "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
+    "Bool": "bool",
+}  # fmt: skip
+"""torch's names of types, by the recorder's."""
 
 
 def read_calls() -> dict[str, list[int]]:
@@ -70,31 +80,55 @@ def has_broken_group() -> bool:
     return any(part.is_broken() for part in parts if part is not None)
 
 
-def read_record() -> list[str]:
-    """The last collectives, one line each: of mpiddp's groups, and of NCCL's.
+def read_record() -> list[RecordedCall]:
+    """The last collectives in each group, KEPT at most, and all that are not complete.
 
-    torch keeps those of NCCL unless TORCH_FR_BUFFER_SIZE is 0.
+    Of mpiddp's groups; and of Gloo's and NCCL's, unless TORCH_FR_BUFFER_SIZE is 0.
     """
-    parts = [find_implementation(group, "list_calls") for group in list_groups()]
-    own = [line for part in parts if part is not None for line in part.list_calls()]
-    dump = find_recorder("_dump_nccl_trace")
-    if dump is None:
-        return own
-    try:
-        # What this very process has written.
-        entries = pickle.loads(dump()).get("entries", [])
-        return own + [_describe(entry) for entry in entries[-SHOWN:]]
-    except Exception as error:  # Whatever it is in some release: the stacks are there without.
-        return [*own, f"NCCL's flight recorder cannot be read: {type(error).__name__}: {error}"]
+    found = [call for group in list_groups() for call in _read_own(group)]
+    for name in DUMPS:
+        dump = find_recorder(name)
+        if dump is not None:
+            # Without stacks: to find their lines takes torch two seconds the first time.
+            with contextlib.suppress(Exception):  # Whatever it is in some release.
+                found += _read_entries(pickle.loads(dump(True, False))["entries"])
+    return _shorten(found)
 
 
-def _describe(entry: dict[str, Any]) -> str:
-    """``nccl:all_reduce 17 of group 0, started, sizes [[1024]]``."""
-    number = entry.get("collective_seq_id")
-    if entry.get("is_p2p"):
-        number = entry.get("p2p_seq_id")
-    group = entry.get("process_group") or ("?",)
-    return (
-        f"{entry.get('profiling_name')} {number} of group {group[0]}, {entry.get('state')}, "
-        f"sizes {entry.get('input_sizes')}"
+def _read_own(group: Any) -> list[RecordedCall]:
+    part = find_implementation(group, "list_calls")
+    return [] if part is None else [RecordedCall(**row) for row in part.list_calls()]
+
+
+def _read_entries(entries: Sequence[Mapping[str, Any]]) -> list[RecordedCall]:
+    groups = {group.group_name: list_members(group) for group in list_groups()}
+    now = time.time_ns()
+    return [_read_entry(each, groups.get(each["process_group"][0], ()), now) for each in entries]
+
+
+def _read_entry(entry: Mapping[str, Any], members: Sequence[int], now: int) -> RecordedCall:
+    backend, _, name = entry["profiling_name"].partition(":")
+    types = dict.fromkeys(TYPES.get(each, each) for each in entry["input_dtypes"])
+    return RecordedCall(
+        backend=backend,
+        group=entry["process_group"][0],
+        number=entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
+        is_message=entry["is_p2p"],
+        name=name,
+        shapes=entry["input_sizes"],
+        type=", ".join(types),
+        is_complete=entry["retired"] or entry["state"] == "completed",
+        seconds=(now - entry["time_created_ns"]) / 1e9,
+        members=members,
     )
+
+
+def _shorten(calls: Iterable[RecordedCall]) -> list[RecordedCall]:
+    groups: dict[object, list[RecordedCall]] = defaultdict(list)
+    for call in calls:
+        groups[call.key, call.is_message].append(call)
+    found = []
+    for each in groups.values():
+        first = next((at for at, call in enumerate(each) if not call.is_complete), len(each))
+        found += each[max(0, min(first, len(each)) - KEPT) : first + KEPT]
+    return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.lifeline.stacks.dump import LIBRARY, TRAINER, USER, Frame
+from mpiddp.lifeline.stacks.recorded_call import RecordedCall
 from mpiddp.wording import name_ranks
 
 STATES = {
@@ -19,11 +20,18 @@ STATES = {
 }
 """What a process is in that writes no stack, by the state that ps shows."""
 
+SHOWN = 12
+"""Rows of a table that is not full; of a large job each rank may be elsewhere."""
+ENDED = " (its end)"
+"""Behind the place where a signal has ended a rank."""
+UNKNOWN = "?"
+"""In place of such a state."""
 CARRIERS = frozenset(
     {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"}
 )
 """Functions that only pass a call on."""
 LOADER = "torch/utils/data/dataloader.py"
+WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 COLLECTIVES = (
     *("torch/distributed/", "mpiddp/collectives/"),
     *("mpiddp/torch_backend/", "mpiddp/collective_calls.py"),
@@ -38,6 +46,35 @@ PASSES = ("torch/autograd/", "torch/nn/parallel/", "torch/cuda/")
 
 
 @dataclass(frozen=True)
+class DataWorker:
+    """A process that a rank has forked to load data."""
+
+    process: int
+    frames: tuple[Frame, ...]
+    """The innermost first; empty if it has not told."""
+
+    def pack(self) -> list[Any]:
+        """For a message."""
+        return [self.process, [frame.pack() for frame in self.frames]]
+
+    @staticmethod
+    def unpack(content: Sequence[Any]) -> DataWorker:
+        process, frames = content
+        return DataWorker(process, tuple(Frame(*row) for row in frames))
+
+    @property
+    def line(self) -> str:
+        """Where it loads data; empty if it waits for orders, or is another process.
+
+        What is outside of the loop of orders is the stack of the rank that has forked it.
+        """
+        files = [frame.file.endswith(WORKER_LOOP) for frame in self.frames]
+        inner = self.frames[: files.index(True)] if True in files else ()
+        found = next((frame for frame in inner if frame.owner == USER), None)
+        return _name_call(inner, inner.index(found)) if found is not None else ""
+
+
+@dataclass(frozen=True)
 class StackPosition:
     """Where one rank is."""
 
@@ -47,12 +84,16 @@ class StackPosition:
     """The innermost first; empty if it has not told."""
     state: str = ""
     """Of its process, as ps shows it."""
+    ended: bool = False
+    """Whether its process has gone. ``frames`` are where a signal has ended it, if it told that."""
     failed: bool = False
     """Whether an error has ended its work there."""
     finished: bool = False
     """Whether it has come to its end, and waits for the others to come to theirs."""
-    record: tuple[str, ...] = ()
-    """The last collectives of mpiddp's groups and of NCCL, one line each."""
+    record: tuple[RecordedCall, ...] | None = None
+    """The last collectives; None if it could not be asked."""
+    workers: tuple[DataWorker, ...] = ()
+    """The processes that load its data, if it waits for those."""
 
     @property
     def place(self) -> int | None:
@@ -70,12 +111,17 @@ class StackPosition:
             return "has closed its session, and waits for the others to close theirs"
         if self.place is None:
             return f"no answer: {STATES.get(self.state, 'it has written no stack')}"
-        place = self.frames[self.place]
-        # The outermost frame that the script has called, and that says something.
-        calls = self.frames[: self.place][::-1]
-        called = next((frame for frame in calls if frame.function not in CARRIERS), place)
-        name = "DataLoader" if called.file.endswith(LOADER) else called.function
-        return f"{name}, {Path(place.file).name}:{place.line}" + (" (failed)" * self.failed)
+        return self.place_name + " (failed)" * self.failed + ENDED * self.ended
+
+    @property
+    def place_name(self) -> str:
+        """Like ``line``, without what became of it; empty if it is not known."""
+        return "" if self.place is None else _name_call(self.frames, self.place)
+
+    @property
+    def name(self) -> str:
+        """``rank 7 on node2``."""
+        return f"rank {self.rank} on {self.hostname}"
 
     @property
     def waits(self) -> bool | None:
@@ -89,6 +135,16 @@ class StackPosition:
         if self.frames and all(frame.owner == LIBRARY for frame in self.frames):
             return True if any(END in frame.file for frame in self.frames) else None
         return found
+
+
+def _name_call(frames: Sequence[Frame], at: int) -> str:
+    """``all_reduce, train.py:80``: the function that a frame has called, and from where."""
+    place = frames[at]
+    # The outermost frame that the script has called, and that says something.
+    calls = frames[:at][::-1]
+    called = next((frame for frame in calls if frame.function not in CARRIERS), place)
+    name = "DataLoader" if called.file.endswith(LOADER) else called.function
+    return f"{name}, {Path(place.file).name}:{place.line}"
 
 
 def find_wait(files: Sequence[str]) -> bool | None:
@@ -111,7 +167,10 @@ def read_answers(
 
 def _read_answer(rank: int, hostname: str, answer: Mapping[str, Any] | None) -> StackPosition:
     if answer is None:
-        return StackPosition(rank, hostname, ())
+        return StackPosition(rank, hostname, (), UNKNOWN)
+    if answer["state"] == "":
+        frames = tuple(Frame(*row) for row in answer["frames"])
+        return StackPosition(rank, hostname, frames, ended=True)
     return StackPosition(
         rank=rank,
         hostname=hostname,
@@ -119,31 +178,46 @@ def _read_answer(rank: int, hostname: str, answer: Mapping[str, Any] | None) -> 
         state=answer["state"],
         failed=answer["failed"],
         finished=answer["finished"],
-        record=tuple(answer["record"]),
+        record=_read_record(answer["record"]),
+        workers=tuple(map(DataWorker.unpack, answer["workers"])),
     )
 
 
-def describe(positions: Sequence[StackPosition], *, is_full: bool = False) -> str:
-    """The table, one row for each position, and whom the others wait for."""
+def _read_record(rows: Sequence[Mapping[str, Any]] | None) -> tuple[RecordedCall, ...] | None:
+    return None if rows is None else tuple(RecordedCall(**row) for row in rows)
+
+
+def tabulate(positions: Sequence[StackPosition], *, is_full: bool = False) -> str:
+    """The table, one row for each position; ``is_full``: one for each stack, with that stack, and
+    the last collectives."""
     rows: dict[object, list[StackPosition]] = {}
     for position in positions:
-        key = (position.line, position.frames if is_full else None, position.record)
-        rows.setdefault(key, []).append(position)
+        more = tuple(_list_details(position)) if is_full else ()
+        rows.setdefault((position.line, *more), []).append(position)
     named = [(name_positions(found), found[0]) for found in rows.values()]
+    hidden = named[SHOWN:] if not is_full else []
+    named = named[: len(named) - len(hidden)]
     width = max((len(name) for name, _ in named), default=0)
     lines = []
     for name, first in named:
         lines.append(f"  {name.ljust(width)}  {first.line}")
-        lines += [f"      {line}" for line in first.record]
         if is_full:
-            lines += [f"      {each.function}, {each.file}:{each.line}" for each in first.frames]
-    missed = find_missed(positions)
-    blamed = find_blamed(positions)
-    if missed:
-        lines.append(f"  in collectives the others wait in vain for {name_positions(missed)}")
-    elif blamed:
-        lines.append(f"  the others wait for {name_positions(blamed)}")
+            lines += [f"      {line}" for line in _list_details(first)]
+    if hidden:
+        lines.append(f"  and others at {len(hidden)} more places")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _list_details(position: StackPosition) -> list[str]:
+    lines = [_name_frame(frame) for frame in position.frames]
+    for worker in position.workers:
+        lines.append(f"process {worker.process}, started by it: {worker.line or 'loads nothing'}")
+        lines += [f"  {_name_frame(frame)}" for frame in worker.frames]
+    return [*lines, *(call.describe() for call in position.record or ())]
+
+
+def _name_frame(frame: Frame) -> str:
+    return f"{frame.function}, {frame.file}:{frame.line}"
 
 
 def name_positions(positions: Sequence[StackPosition]) -> str:

@@ -9,8 +9,8 @@ import socket
 from typing import Any
 
 RECEIVED_BYTES = 1 << 16
-LONGEST_LINE = 1 << 24
-"""Bytes; above what the stacks of all ranks of a large job take."""
+LONGEST_LINE = 1 << 26
+"""Bytes; above what the stacks and records of all ranks of a large job take."""
 
 
 class Link:

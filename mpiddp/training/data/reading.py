@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from mpiddp.errors import MpiddpError
+from mpiddp.lifeline.stacks.dump import write_for
 from mpiddp.training.data.device_data import DeviceSplit, hold
 from mpiddp.training.data.samples import Answer, Batch, Key, Samples, UnreadableSampleError, Work
 from mpiddp.training.data.structure import map_leaves
@@ -153,6 +154,7 @@ def _begin_worker(number: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     rank = multiprocessing.parent_process()
     assert rank is not None and rank.pid is not None
+    write_for(rank.pid)
     for wait in (rank.join, partial(_wait_for_order, rank.pid)):
         threading.Thread(target=_end_after, args=(wait,), daemon=True).start()
 
