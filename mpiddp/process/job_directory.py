@@ -44,9 +44,9 @@ def choose_name() -> str:
 def make_state_directory(name: str) -> Path:
     """A private directory for what outlasts a job, beside those of running jobs. Raises OSError."""
     try:
-        return _make_private(_state_directory().with_name(name))
+        return make_private(_state_directory().with_name(name))
     except OSError:
-        return _make_private(_temporary_directory().with_name(name))
+        return make_private(_temporary_directory().with_name(name))
 
 
 def remove_old(directory: Path, days: int) -> None:
