@@ -19,26 +19,22 @@ from mpiddp.schedules.machine import Machine, MessageCost, Piece
 # ---- in words -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("5", 5), ("5us", 5), ("5 µs", 5), ("1.5ms", 1500), ("2s", 2e6), ("250ns", 0.25), ("0", 0),
-     ("1e3us", 1000)],
-)  # fmt: skip
-def test_times_are_read(text, value):
-    assert options.in_words("µs", options.TIMES, zero=True)(text) == pytest.approx(value)
+TIME = options.in_words("µs", options.TIMES, zero=True)
+RATE = options.in_words("Gbit/s", options.RATES)
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("100", 100), ("100Gbit", 100), ("400 Mbit/s", 0.4), ("12.5GB", 100), ("12.5GB/s", 100),
-     ("1Tbit/s", 1000), ("10Kbit", 1e-5)],
+    ("read", "text", "value"),
+    [(TIME, "5", 5), (TIME, "5 µs", 5), (TIME, "1.5ms", 1500), (TIME, "2s", 2e6),
+     (TIME, "250ns", 0.25), (TIME, "0", 0), (TIME, "1e3us", 1000), (RATE, "100Gbit", 100),
+     (RATE, "400 Mbit/s", 0.4), (RATE, "12.5GB", 100), (RATE, "12.5GB/s", 100),
+     (RATE, "1Tbit/s", 1000), (RATE, "10Kbit", 1e-5)],
 )  # fmt: skip
-def test_rates_are_read(text, value):
-    assert options.in_words("Gbit/s", options.RATES)(text) == pytest.approx(value)
-
+def test_times_and_rates_are_read(read, text, value):
+    assert read(text) == pytest.approx(value)
     for other in ("", "us", "5 parsecs", "5US", "-5us", "5usus", "nan", "inf", "5/s"):
         with pytest.raises(ValueError, match="expected Gbit/s"):
-            options.in_words("Gbit/s", options.RATES)(other)
+            RATE(other)
 
 
 # ---- a fitted machine ---------------------------------------------------------------------
