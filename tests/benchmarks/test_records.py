@@ -426,22 +426,22 @@ def test_the_order_differs_by_round_and_by_seed():
     values,
 )
 def test_a_straight_line_has_its_slope(counts, slope, start):
-    several = {key: [start + slope * key] * count for key, count in counts.items()}
-    assert statistics.slope(several) == pytest.approx(slope, abs=1e-6)
+    samples = {key: [start + slope * key] * count for key, count in counts.items()}
+    assert statistics.slope(samples) == pytest.approx(slope, abs=1e-6)
 
 
 def test_the_interval_of_a_slope_covers_it_about_as_often_as_it_says():
     generator, covered = random.Random(1), 0
     for trial in range(100):
-        several = {n: [3 * n + generator.gauss(0, 5) for _ in range(12)] for n in (4, 8, 16)}
-        interval = statistics.slope_interval(several, seed=trial, draws=200)
+        samples = {n: [3 * n + generator.gauss(0, 5) for _ in range(12)] for n in (4, 8, 16)}
+        interval = statistics.slope_interval(samples, seed=trial, draws=200)
         covered += interval.low <= 3 <= interval.high
     assert covered >= 85
 
 
 def test_one_odd_value_hardly_moves_a_slope():
-    several = {4: [1.0] * 5, 8: [2.0] * 5, 16: [4.0, 4.0, 4.0, 4.0, 400.0]}
-    assert statistics.slope(several) == pytest.approx(0.25)
+    samples = {4: [1.0] * 5, 8: [2.0] * 5, 16: [4.0, 4.0, 4.0, 4.0, 400.0]}
+    assert statistics.slope(samples) == pytest.approx(0.25)
 
 
 def test_statistics_refuse_what_means_nothing():
