@@ -322,20 +322,6 @@ def test_the_page_says_the_same_figures_as_the_terminal(
 
 
 @pytest.mark.browser
-def test_tokens_that_would_meet_travel_side_by_side(page: Page) -> None:
-    page.open("one-shot", 6)
-    places = page.run("return assignLanes(unpack(6, data.schedules[6]['one-shot']).steps[0])")
-    step = parse("one-shot").build(6).steps[0]
-    assert {place["lanes"] for place in places} == {len({place["lane"] for place in places})}
-    for one, here in zip(step, places, strict=True):
-        for other, there in zip(step, places, strict=True):
-            if one is not other and here["lane"] == there["lane"]:
-                for way in (0, 0.25, 0.5, 0.75, 1):
-                    at = [t.src + (t.dst - t.src) * way for t in (one, other)]
-                    assert (at[0] - at[1]) * (one.src - other.src) > 0
-
-
-@pytest.mark.browser
 def test_it_plays_to_the_end_and_says_so_and_pausing_stops_the_clock(page: Page) -> None:
     page.open("ring", 3, address="#speed=0.4")
     assert page.where() == "step 0 of 4"

@@ -185,14 +185,6 @@ def nothing_is_left():
     assert find_children() <= before
 
 
-def test_a_job_answers_and_ends():
-    text = GREET + "while (c := line.receive())['do'] != 'end': line.send([c['do'], os.getcwd()])"
-    with start_job(text) as job:
-        assert job.greeting == "hello"
-        assert job.ask({"do": "it"}, "trying") == ["it", str(job.scratch)]
-        job.end()
-
-
 def test_what_other_programs_take_is_told_apart(monkeypatch):
     # Between two looks at the clock a busy machine's goes on.
     monkeypatch.setattr(remote_job, "count_machine_seconds", lambda: 0.0)

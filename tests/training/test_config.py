@@ -261,16 +261,6 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     assert "utf-8" in refuse(["--config", str(path)])
 
 
-def test_help_shows_one_group(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse(["--help", "model"])
-    assert not caught.value.code
-    shown = capsys.readouterr().out
-    names = {flag(field.name) for field in dataclasses.fields(GROUPS["model"])}
-    found = set(re.findall(r"--[a-z][a-z-]+", shown))
-    assert names < found and not found & (set(map(flag, FIELDS)) - names)
-
-
 def test_every_option_is_in_one_group_and_has_a_description() -> None:
     names = [field.name for group in GROUPS.values() for field in dataclasses.fields(group)]
     assert sorted(names) == sorted(FIELDS)

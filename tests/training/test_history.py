@@ -205,22 +205,6 @@ def test_stages_are_stacked(tmp_path: Path) -> None:
     assert max(ends) == pytest.approx(expected)
 
 
-def test_texts_of_a_picture_do_not_overlap(tmp_path: Path) -> None:
-    stages = dict.fromkeys(STAGES, 0.01)
-    names = [f"a-run-with-a-long-name-{number}" for number in range(9)]
-    write_runs(tmp_path, names, accuracy=0.5, learning_rate=0.001, test_loss=2.0, stages=stages)
-    for count in (1, 9):
-        figure = draw_runs(tmp_path, names[:count])
-        figure.draw_without_rendering()  # Places are known then.
-        boxes = [legend.get_window_extent() for legend in figure.legends]
-        boxes += [axis.get_legend().get_window_extent() for axis in figure.axes[-1:]]
-        for axis in figure.axes:
-            boxes += [axis.get_window_extent(), axis._left_title.get_window_extent()]
-        for number, box in enumerate(boxes):
-            assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
-            assert not any(box.overlaps(other) for other in boxes[number + 1 :])
-
-
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_runs(tmp_path / "runs", ["first", "<second>"])

@@ -18,7 +18,6 @@ import pytest
 import torch
 from test_metrics import ROW, TIMES
 
-import data_files
 import interrupted
 import trainings
 from mpiddp.checkpoints.packing import unpack
@@ -139,19 +138,6 @@ def test_a_single_sample_in_the_rest_of_an_epoch_is_refused(pool: Pools, tmp_pat
         assert said.startswith(expected) and "\n" not in said
     two.call(trainings.run, [*words, "--last-batch", "drop"], cwd=tmp_path)
     assert read_rows(tmp_path / "runs" / "cut")[-1]["step"] == 2
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_workers_and_a_resumption_change_no_augmented_image(pool: Pools, tmp_path: Path) -> None:
-    data_files.write_mnist(tmp_path / "data", train=64, test=8)
-    words = ["--data", "mnist", "--model", "mlp", "--augment", *SMALL[4:]]
-    ranks = pool("openmpi", 2)
-    ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
-    cut = [*words, "--name", "cut", "--workers", "1"]
-    # The fork servers import torch.
-    ranks.call(interrupted.run, cut, [6], cwd=tmp_path, timeout=140)
-    assert_equal_ends(tmp_path, "cut")
 
 
 @pytest.mark.mpi
