@@ -253,9 +253,6 @@ def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_mo
     assert judge_nodes(2.0, nodes=2) == []
 
 
-# ---- the command ---------------------------------------------------------------------------------
-
-
 # ---- real runs ---------------------------------------------------------------------------------
 
 SYNCS = (

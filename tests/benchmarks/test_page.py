@@ -1,4 +1,4 @@
-"""The animated page: what is in it."""
+"""The animated page: what is in it, its figures, and in a real browser that it obeys its reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that benchmarks run: how long they take, how they end, and what they leave."""
+"""Programs and jobs that benchmarks run: how long they take, how they end, what they leave."""
 
 from __future__ import annotations
 
@@ -150,8 +150,6 @@ def test_a_launcher_is_asked_to_end_its_job_before_it_is_killed(tmp_path, listen
 
 # ---- jobs that live side by side -----------------------------------------------------------------
 
-
-# ---- jobs --------------------------------------------------------------------------------------
 
 GREET = (
     "import os, sys\n"

@@ -1,4 +1,4 @@
-"""Records of measurements: what is written is what is read, and what is none is refused."""
+"""Records of measurements: what is written is what is read, their tables, and statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The startup benchmark: launchers, contenders, reports, command lines, and a real small run."""
+"""The startup benchmark: launchers, contenders, reports, finding a cluster, and real small runs."""
 
 from __future__ import annotations
 

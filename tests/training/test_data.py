@@ -1,4 +1,4 @@
-"""The data sets, each of those that are registered."""
+"""The data sets, each of those that are registered; on a device; and text."""
 
 from __future__ import annotations
 

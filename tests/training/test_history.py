@@ -1,4 +1,4 @@
-"""Rows of runs are read, or refused in one line."""
+"""Rows of runs are read, or refused in one line, and drawn."""
 
 from __future__ import annotations
 

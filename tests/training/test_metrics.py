@@ -1,4 +1,4 @@
-"""What a run reports."""
+"""What a run reports: rows, lines, logs, bytes at the interfaces, and who is waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedules that users bring."""
+"""Optimizers, schedules and algorithms that users bring."""
 
 from __future__ import annotations
 
