@@ -1,4 +1,4 @@
-"""Fabrics and accelerators, recognised in made-up trees; what is set, and what is missing."""
+"""Fabrics, recognised in made-up trees; what is set, and what is missing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mpiddp.launch.network import fabrics
 from mpiddp.launch.network.fabrics import find_fabrics, find_site_defaults, read_table
 
 TABLE = read_table()
-NVIDIA = {"proc/driver/nvidia/version": "NVRM version: 580.65"}
-AMD = {"sys/class/kfd/kfd": ""}
-INTEL = {"sys/class/drm/renderD128/device/vendor": "0x8086\n"}
+NVIDIA = {"proc/driver/nvidia/gpus/0000:10:00.0/information": ""}
+AMD = {"sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 304\n"}
+INTEL = {"sys/class/drm/card0/device/vendor": "0x8086\n"}
 SLINGSHOT = {
     "sys/class/cxi/cxi1/device/properties/rdzv_get_en": "1\n",
     "sys/class/cxi/cxi0/device/properties/rdzv_get_en": "1\n",
@@ -76,7 +76,7 @@ def grow(tmp_path):
         ((verbs("hfi1_0", driver="hfi1"),), "Omni-Path", ("hfi1_0",), ()),
         ((SLINGSHOT, INTEL), "Slingshot", ("cxi0", "cxi1"), ("Intel",)),
         # A screen's card of another maker.
-        (({"sys/class/drm/renderD128/device/vendor": "0x1a03"},), None, (), ()),
+        (({"sys/class/drm/card0/device/vendor": "0x1a03"},), None, (), ()),
     ],
 )  # fmt: skip
 def test_what_a_node_has(trees, fabric, devices, vendors, grow):

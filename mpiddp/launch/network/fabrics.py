@@ -1,4 +1,4 @@
-"""Which fabric and accelerators this node has, and what their users ought to set: one table.
+"""Which fabric this node has, and what its users ought to set: one table.
 
 The table is ``fabrics.toml``, beside this file. A site's own file has the same form, and stands
 before it. Nothing here imports torch or starts a program.
@@ -15,6 +15,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.device.vendors import ROOT, VENDORS
 from mpiddp.launch.network.infiniband import has_active_port
 from mpiddp.launch.network.interface_rule import find_nccl_setting
 from mpiddp.options import toml
@@ -25,21 +26,9 @@ OPTION = "site_defaults"
 """The option that names a site's file."""
 TABLE, NOTHING = "table", "none"
 """In place of a site's file."""
-ROOT = Path("/")
 LIBRARY_FOLDERS = ("usr/lib", "usr/lib64", "usr/local/lib", "usr/lib/*-linux-gnu")
 CACHE = "etc/ld.so.cache"
 """Names of the libraries that the loader finds without LD_LIBRARY_PATH, each ending in a NUL."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vendor:
-    """Of accelerators."""
-
-    name: str
-    devices: tuple[str, ...]
-    """Patterns of files, from the root of the file system."""
-    content: str = ""
-    """What one of the files must hold; empty: it must be there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +37,8 @@ class Fabric:
 
     name: str
     devices: tuple[str, ...]
-    """Patterns of the devices' files. Of InfiniBand's kind, one needs an active port."""
+    """Patterns of the devices' files, from the root of the file system. Of InfiniBand's kind, one
+    needs an active port."""
     driver: str = ""
     """Pattern of the name of a device's driver; empty for any."""
     link_layer: str = ""
@@ -63,6 +53,7 @@ class Plugin:
 
     fabrics: tuple[str, ...]
     vendors: tuple[str, ...]
+    """Names of `mpiddp.launch.device.vendors.VENDORS`."""
     files: tuple[str, ...]
     """Names of the library, one of which must be found."""
     advice: str = ""
@@ -120,7 +111,6 @@ class BadVersion:
 class FabricTable:
     """What a file says."""
 
-    vendors: tuple[Vendor, ...] = ()
     fabrics: tuple[Fabric, ...] = ()
     plugins: tuple[Plugin, ...] = ()
     settings: tuple[Setting, ...] = ()
@@ -128,7 +118,6 @@ class FabricTable:
 
 
 KINDS: Mapping[str, type[Any]] = {
-    "vendors": Vendor,
     "fabrics": Fabric,
     "plugins": Plugin,
     "settings": Setting,
@@ -180,8 +169,8 @@ def read_table(site: str | None = None) -> FabricTable:
         return FabricTable(**own)
     rows = toml.read_rows(Path(site), KINDS, OPTION)
     table = FabricTable(**{name: rows.get(name, ()) + own[name] for name in KINDS})
-    for name in ("fabrics", "vendors"):
-        known = {each.name for each in getattr(table, name)}
+    for name, named in (("fabrics", table.fabrics), ("vendors", VENDORS)):
+        known = {each.name for each in named}
         for kind in ("plugins", "settings"):
             for place, row in enumerate(rows.get(kind, ())):
                 _check_names(f"{site}: {kind}[{place}].{name}", getattr(row, name), known)
@@ -202,28 +191,13 @@ def find_fabrics(
 ) -> NodeFabrics:
     """Look at this node."""
     fabrics = _find_fabrics(table.fabrics, root)
-    vendors = tuple(
-        dict.fromkeys(
-            each.name
-            for each in table.vendors
-            if any(_holds(root, pattern, each.content) for pattern in each.devices)
-        )
-    )
-    plugin = next(
-        (
-            each
-            for each in table.plugins
-            if not set(each.fabrics).isdisjoint(fabrics)
-            and not set(each.vendors).isdisjoint(vendors)
-        ),
-        None,
-    )
+    vendors = tuple(vendor.name for vendor in VENDORS if vendor.list_gpus(root))
+    plugin = next((each for each in table.plugins if _fits_node(each, fabrics, vendors)), None)
     library = find_library(plugin.files, variables, root) if plugin is not None else None
     settings: dict[str, Setting] = {}
     for each in table.settings:
         fits = (
-            _is_among(each.fabrics, fabrics)
-            and _is_among(each.vendors, vendors)
+            _fits_node(each, fabrics, vendors)
             and (not each.beside or any(_is_set(name, variables) for name in each.beside))
             and (not each.file or _holds(root, each.file, each.content))
             and (not each.unless or not any(root.glob(each.unless)))
@@ -240,8 +214,9 @@ def _is_set(text: str, variables: Mapping[str, str]) -> bool:
     return bool(value) and fnmatchcase(value or "", pattern or "*")
 
 
-def _is_among(wanted: Sequence[str], found: Sequence[str] | Mapping[str, object]) -> bool:
-    return not wanted or not set(wanted).isdisjoint(found)
+def _fits_node(row: Plugin | Setting, fabrics: Collection[str], vendors: Collection[str]) -> bool:
+    wanted = ((row.fabrics, fabrics), (row.vendors, vendors))
+    return all(not names or not set(names).isdisjoint(found) for names, found in wanted)
 
 
 def _find_fabrics(rows: Sequence[Fabric], root: Path) -> dict[str, tuple[str, ...]]:
