@@ -24,6 +24,7 @@ from mpiddp.launch.device.binding import bind_threads
 from mpiddp.launch.device.choice import AUTO
 from mpiddp.launch.device.device import Assignment, Placement
 from mpiddp.launch.device.vendors import TYPES
+from mpiddp.launch.device.visibility import assume_vendor
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import ExportedVariables, forget_inherited
 from mpiddp.launch.launcher.launcher import Launcher, has_manager_hint
@@ -327,7 +328,7 @@ def _choose_backend(
         remarks.append(
             f"{roster.describe(lacking)} has no GPU, {roster.describe(having)} has one: Gloo "
             "connects them, and the CPUs set the pace; with --devices "
-            f"{device.find_type()} each needs a GPU"
+            f"{assume_vendor().type} each needs a GPU"
         )
     return device.choose_backend(start.options.backend, is_refused, lacking), remarks
 

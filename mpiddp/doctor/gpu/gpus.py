@@ -13,7 +13,7 @@ from mpiddp.launch.device.binding import find_near_cpus
 from mpiddp.launch.device.device import Placement, find_bus, find_remarks, find_shared
 from mpiddp.launch.device.nccl import find_version
 from mpiddp.launch.device.vendors import NVIDIA, ROOT, VENDORS
-from mpiddp.launch.device.visibility import find_module, find_vendor
+from mpiddp.launch.device.visibility import assume_vendor, find_module
 from mpiddp.launch.launcher.hostnames import fold_hostnames
 from mpiddp.launch.network.fabrics import BadVersion
 from mpiddp.wording import count_noun, fold_numbers
@@ -64,7 +64,7 @@ def examine_gpu(rank: int, device: torch.device) -> Gpu:
         peers=peers if others else None,
         near=find_near_cpus(find_bus(properties)),
         speed=measure_product(device),
-        library="RCCL" if torch.version.hip else "NCCL",
+        library=assume_vendor().library,
     )
 
 
@@ -188,7 +188,7 @@ def _find_problems(
             f"the GPUs of ranks {ranks_apart} cannot read the memory of all others",
             (
                 "NCCL then goes through the host's memory: see which pairs cannot with "
-                f"{(find_vendor() or NVIDIA).show_links}; have PCIe's access control (ACS) and the "
+                f"{assume_vendor().show_links}; have PCIe's access control (ACS) and the "
                 "IOMMU turned off, outside of virtual machines; some cards for workstations cannot"
             ),
         )
@@ -196,7 +196,7 @@ def _find_problems(
 
 def _name_masks() -> str:
     """The variables that hide GPUs of the maker whose torch this is."""
-    groups = (find_vendor() or NVIDIA).masks
+    groups = assume_vendor().masks
     return " and ".join(dict.fromkeys(name for group in groups for name in group))
 
 
@@ -204,7 +204,7 @@ def judge_kinds(
     gpus: Sequence[Gpu], hosts: Mapping[int, str], without: Sequence[str] = ()
 ) -> Finding:
     """Whether all ranks have GPUs of one kind, and one NCCL; ``without``: hosts without GPUs."""
-    own = (find_vendor() or NVIDIA).backend
+    own = assume_vendor().backend
     without_nccl = "no NCCL" if own == NVIDIA.backend else own
     kinds: dict[str, list[str]] = {"no GPU": [*without]} if without else {}
     for gpu in gpus:
@@ -284,6 +284,6 @@ def judge_speed(gpus: Sequence[Gpu], hosts: Mapping[int, str]) -> Finding:
     return warned(
         GPU_SPEED,
         f"{found}, but {join_some(slow)}",
-        f"Look at them with {(find_vendor() or NVIDIA).show_health}: heat, power limit, another "
+        f"Look at them with {assume_vendor().show_health}: heat, power limit, another "
         "process? Leave the node out with --exclude until then",
     )

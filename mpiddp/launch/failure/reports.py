@@ -22,12 +22,11 @@ from mpiddp.errors import DifferentCallError, PeerLostError, UnreachableError
 from mpiddp.launch.failure.error_meaning import (
     describe_error,
     exit_code,
-    find_node_fault,
     has_own_hook,
     has_trace,
-    is_peer_loss,
     visible_part,
 )
+from mpiddp.launch.failure.error_origin import find_node_fault, is_peer_loss
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.termination import flush_output
 from mpiddp.lifeline.stacks.hang_report import HangReport
