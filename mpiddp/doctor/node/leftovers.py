@@ -76,9 +76,7 @@ def _measure(path: str) -> int:
 def judge_leftovers(found: Leftovers) -> Finding:
     processes, files = found.processes, found.files
     if not processes and not files:
-        return passed(
-            LEFTOVERS, "no processes, shared memory or session directories of earlier jobs"
-        )
+        return passed(LEFTOVERS, "no processes, shared memory or directories of earlier jobs")
     parts, advice = [], []
     if processes:
         noun = "process" if len(processes) == 1 else "processes"
