@@ -198,8 +198,8 @@ def test_nccls_own_file_is_somebodys_word(grow, monkeypatch):
     ],
 )  # fmt: skip
 def test_what_is_missing_or_wrong(trees, variables, words, grow):
-    lacks = list(fabrics.find_lacks(find_fabrics(TABLE, variables, grow(*trees)), variables))
-    text = "\n".join(f"{lack.found} | {lack.advice}" for lack in lacks)
+    problems = list(fabrics.find_problems(find_fabrics(TABLE, variables, grow(*trees)), variables))
+    text = "\n".join(f"{each.found} | {each.advice}" for each in problems)
     assert all(word in text for word in words), text
 
 
@@ -216,7 +216,7 @@ def test_what_is_missing_or_wrong(trees, variables, words, grow):
 )
 def test_what_is_well(trees, variables, grow):
     node = find_fabrics(TABLE, variables, grow(*trees))
-    assert not list(fabrics.find_lacks(node, variables))
+    assert not list(fabrics.find_problems(node, variables))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Fabric:
     """Pattern of the name of a device's driver; empty for any."""
     link_layer: str = ""
     """What a port must say of itself; empty for anything."""
-    is_alone: bool = False
+    is_fallback: bool = False
     """Whether it counts only if the rows before have no device."""
 
 
@@ -72,17 +72,17 @@ class Setting:
     fabrics: tuple[str, ...] = ()
     """On one of these; empty: on any, and on none."""
     vendors: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    with_variables: tuple[str, ...] = ()
     """Only if one of these variables is set, or, of NAME=PATTERN, to such a value."""
-    file: str = ""
-    content: str = ""
-    """Only if a file that ``file`` describes holds this."""
-    unless: str = ""
+    with_file: str = ""
+    with_content: str = ""
+    """Only if a file of the pattern ``with_file`` holds this; empty: if it is there."""
+    without_file: str = ""
     """Pattern of a file that must not be there."""
     needs_plugin: bool = False
     needs_nodes: bool = False
     """Whether it is for jobs of several nodes."""
-    is_early: bool = False
+    is_for_launcher: bool = False
     """Whether the launcher reads it, so that it is too late in a rank."""
     why: str = ""
     source: str = ""
@@ -152,7 +152,7 @@ class NodeFabrics:
 
 
 @dataclass(frozen=True)
-class Lack:
+class FabricProblem:
     """What is wrong on a node: what was found, and what to do."""
 
     found: str
@@ -196,11 +196,12 @@ def find_fabrics(
     library = find_library(plugin.files, variables, root) if plugin is not None else None
     settings: dict[str, Setting] = {}
     for each in table.settings:
+        wanted = each.with_variables
         fits = (
             _fits_node(each, fabrics, vendors)
-            and (not each.beside or any(_is_set(name, variables) for name in each.beside))
-            and (not each.file or _holds(root, each.file, each.content))
-            and (not each.unless or not any(root.glob(each.unless)))
+            and (not wanted or any(_is_set(name, variables) for name in wanted))
+            and (not each.with_file or _holds(root, each.with_file, each.with_content))
+            and (not each.without_file or not any(root.glob(each.without_file)))
             and (not each.needs_plugin or library is not None)
         )
         if fits:
@@ -224,7 +225,7 @@ def _find_fabrics(rows: Sequence[Fabric], root: Path) -> dict[str, tuple[str, ..
     found: dict[str, list[str]] = {}
     taken: set[Path] = set()
     for row in rows:
-        if row.is_alone and taken:
+        if row.is_fallback and taken:
             continue
         for path in sorted(path for pattern in row.devices for path in root.glob(pattern)):
             if path not in taken and _fits(path, row):
@@ -300,9 +301,8 @@ class SiteDefaults:
     def describe(self, *, has_nodes: bool) -> str:
         """``Slingshot (cxi0), NVIDIA: NCCL_CROSS_NIC=1 …``; ``has_nodes``: whether several."""
         chosen = {**self.everywhere, **(self.between_nodes if has_nodes else {})}
-        words = " ".join(f"{name}={_quote(value)}" for name, value in chosen.items())
         file = f", {self.file}" if self.file else ""
-        return f"{self.node.name}{file}: {words or 'nothing to set'}"
+        return f"{self.node.name}{file}: {_format(chosen) or 'nothing to set'}"
 
 
 def find_site_defaults(
@@ -337,38 +337,40 @@ def choose_variables(
         each.variable: each.value.replace("{library}", str(node.library))
         for each in node.settings
         if each.value is not None
-        and not each.is_early
+        and not each.is_for_launcher
         and each.needs_nodes is between_nodes
         and _find_value(each.variable, variables) is None
     }
 
 
-def find_lacks(
+def find_problems(
     node: NodeFabrics, variables: Mapping[str, str] = os.environ, *, has_nodes: bool = True
-) -> Iterator[Lack]:
+) -> Iterator[FabricProblem]:
     """What the table misses on this node. ``has_nodes``: whether the job has several."""
     plugin = node.plugin
     if plugin is not None and node.library is None:
-        yield Lack(f"{plugin.files[0]} is nowhere in LD_LIBRARY_PATH", plugin.advice)
+        yield FabricProblem(f"{plugin.files[0]} is nowhere in LD_LIBRARY_PATH", plugin.advice)
     for each in node.settings:
         value = _find_value(each.variable, variables)
         if value is not None and any(fnmatchcase(value.lower(), bad) for bad in each.wrong):
-            right = f"set {each.variable}={_quote(each.value)}" if each.value else ""
-            yield Lack(f"{each.variable}={value}: {each.why}", right or f"unset {each.variable}")
-        elif value is None and each.is_early:
+            right = f"set {_format({each.variable: each.value})}" if each.value else ""
+            found = f"{each.variable}={value}: {each.why}"
+            yield FabricProblem(found, right or f"unset {each.variable}")
+        elif value is None and each.is_for_launcher:
             right = f"{each.variable}={each.value}"
-            yield Lack(f"{right} is not set: {each.why}", f"export {right} before the launch")
+            found = f"{right} is not set: {each.why}"
+            yield FabricProblem(found, f"export {right} before the launch")
     chosen = choose_variables(node, variables)
     if has_nodes:
         chosen |= choose_variables(node, variables, between_nodes=True)
     if chosen:
-        words = " ".join(f"{name}={_quote(value)}" for name, value in chosen.items())
-        yield Lack(f"not set: {words}", "--site-defaults sets that in the ranks")
+        yield FabricProblem(f"not set: {_format(chosen)}", "--site-defaults sets that in the ranks")
 
 
-def _quote(value: str) -> str:
-    """As in a shell."""
-    return f'"{value}"' if " " in value else value
+def _format(variables: Mapping[str, str]) -> str:
+    """``NAME=VALUE OTHER="TWO WORDS"``."""
+    pairs = ((name, f'"{value}"' if " " in value else value) for name, value in variables.items())
+    return " ".join(f"{name}={value}" for name, value in pairs)
 
 
 def _find_value(name: str, variables: Mapping[str, str]) -> str | None:
