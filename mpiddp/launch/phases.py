@@ -445,8 +445,7 @@ def place_nccl_records(start: StartUp, ranks: JobRanks, compute: Compute) -> Non
         return
     prefix = ""
     with contextlib.suppress(OSError):
-        output, run = start.failure_handler.output, start.failure_handler.run_directory
-        prefix = choose_records(output.log.parent if output.log is not None else run)
+        prefix = choose_records(start.failure_handler.directory)
     # A job without a directory has another name on each rank.
     prefix = ranks.control.broadcast(prefix)
     variables = dict.fromkeys(environment.FLIGHT_RECORDS if prefix else (), prefix)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 8
-"""JobRanks of a node whose cores are shown."""
+"""Ranks of a node whose cores are shown."""
 
 
 @dataclass(frozen=True)

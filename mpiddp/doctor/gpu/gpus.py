@@ -204,17 +204,19 @@ def judge_kinds(
     gpus: Sequence[Gpu], hosts: Mapping[int, str], without: Sequence[str] = ()
 ) -> Finding:
     """Whether all ranks have GPUs of one kind, and one NCCL; ``without``: hosts without GPUs."""
-    own = assume_vendor().backend
-    without_nccl = "no NCCL" if own == NVIDIA.backend else own
+    vendor = assume_vendor()
+    without_nccl = "no NCCL" if vendor.backend == NVIDIA.backend else vendor.backend
     kinds: dict[str, list[str]] = {"no GPU": [*without]} if without else {}
     for gpu in gpus:
-        kind = f"{gpu.name}, {f'NCCL {gpu.nccl}' if gpu.nccl else without_nccl}"
+        kind = f"{gpu.name}, {f'{gpu.library} {gpu.nccl}' if gpu.nccl else without_nccl}"
         kinds.setdefault(kind, []).append(hosts[gpu.rank])
     if len(kinds) == 1:
         return passed(GPU_KINDS, f"{next(iter(kinds))} for every rank")
     advice = []
     if without:
-        advice.append("Gloo connects them, and CPUs set the pace: --devices cuda refuses such jobs")
+        advice.append(
+            f"Gloo connects them, and CPUs set the pace: --devices {vendor.type} refuses such jobs"
+        )
     if len({gpu.name for gpu in gpus}) > 1:
         advice.append("The slowest sets the pace: ask for GPUs of one kind (--constraint)")
     if len({gpu.nccl for gpu in gpus}) > 1:

@@ -104,6 +104,11 @@ class FailureReports:
             self.peers = replace(self.peers, **found)
 
     @property
+    def directory(self) -> Path | None:
+        """Where the whole report of a hang belongs: that of logs, else of the run."""
+        return self.output.log.parent if self.output.log is not None else self.run_directory
+
+    @property
     def step(self) -> int | None:
         """Step of training, for messages and outcome.json."""
         return self.run.step
@@ -196,11 +201,9 @@ class FailureReports:
     def _write_whole(self, positions: Sequence[StackPosition], text: str) -> None:
         """Write the whole report of where all ranks are, and say where it is."""
         if positions:
-            log = self.output.log
-            directory = log.parent if log is not None else self.run_directory
             names = (environment.NCCL_RAS_ADDRESS, environment.FLIGHT_RECORDS[0])
             nccl = (os.environ.get(name, "") for name in names)
-            path = HangReport(positions, *nccl).write(text, directory)
+            path = HangReport(positions, *nccl).write(text, self.directory)
             if path is not None:
                 self._print(f"  the whole report: {path}\n")
 

@@ -92,7 +92,7 @@ def check_memory(version: str, launcher: Launcher) -> None:
 
     It does so in any namespace of a rank's own, whatever its settings (2021.19).
     """
-    if version.startswith("Intel") and _has_neighbours(launcher) and find_own_namespaces(launcher):
+    if is_intel(version) and _has_neighbours(launcher) and find_own_namespaces(launcher):
         raise AloneError(
             "ranks of one host have a container each, and Intel MPI needs memory and processes "
             "that they share: start one rank on a host, or all ranks of a host in one container; "

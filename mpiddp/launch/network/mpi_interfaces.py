@@ -80,7 +80,7 @@ def stay_on_host(
         name = environment.OPEN_MPI_TRANSPORTS
         excluded = read_settings(library).get(name, "") or "^"
         if not os.environ.get(name) and excluded.startswith("^") and share_memory(ranks):
-            settings[name] = "^" + ",".join([*filter(None, excluded[1:].split(",")), *LISTENING])
+            settings[name] = _exclude(excluded, LISTENING)
     names = [*environment.OFI_INTERFACES, *_find_ucx(infiniband)]
     return settings | {name: LOOPBACK for name in names if not os.environ.get(name)}
 
@@ -94,9 +94,13 @@ def keep_apart(version: str, namespaces: Collection[str]) -> dict[str, str]:
         return {environment.MPICH_APART: "1"}
     excluded = os.environ.get(environment.OPEN_MPI_TRANSPORTS) or "^"
     if version.startswith("Open MPI") and PROCESSES in namespaces and excluded.startswith("^"):
-        names = ",".join([*filter(None, excluded[1:].split(",")), *SHARING])
-        return {environment.OPEN_MPI_TRANSPORTS: f"^{names}"}
+        return {environment.OPEN_MPI_TRANSPORTS: _exclude(excluded, SHARING)}
     return {}
+
+
+def _exclude(excluded: str, names: Sequence[str]) -> str:
+    """A list of what Open MPI is not to use (``^tcp``), made longer."""
+    return "^" + ",".join([*filter(None, excluded[1:].split(",")), *names])
 
 
 def share_memory(ranks: int, parent: Path | None = None) -> bool:
