@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
 
-    from mpiddp.launch.network.fabrics import SiteDefaults
+    from mpiddp.launch.fabrics import SiteDefaults
 
 T = TypeVar("T")
 LOCAL_ADDRESS = "127.0.0.1"
@@ -113,7 +113,7 @@ class StartUp:
 def _find_site_defaults(option: str) -> SiteDefaults | None:
     if not (option or os.environ.get(environment.SITE)):
         return None
-    from mpiddp.launch.network.fabrics import find_site_defaults  # Most launches do without.
+    from mpiddp.launch.fabrics import find_site_defaults  # Most launches do without.
 
     return find_site_defaults(option)
 

@@ -168,7 +168,7 @@ def _find_problems(start_up: StartUp, world: World, backend: str) -> tuple[str, 
     """What this node's fabric needs and does not have, if NCCL is to use it; on its first rank."""
     if backend != "nccl" or world.node_count == 1 or world.local_rank != 0:
         return ()
-    from mpiddp.launch.network import fabrics  # Jobs of one node do without.
+    from mpiddp.launch import fabrics  # Jobs of one node do without.
 
     defaults = start_up.site_defaults
     node = defaults.node if defaults else fabrics.find_fabrics(fabrics.read_table())

@@ -11,7 +11,7 @@ import pytest
 import launchers
 from mpiddp.doctor.node import leftovers, limits
 from mpiddp.doctor.node.limits import UNLIMITED, Limits
-from mpiddp.launch.network.fabrics import NodeFabrics
+from mpiddp.launch.fabrics import NodeFabrics
 from mpiddp.wording import describe_size
 
 GIB = 1 << 30

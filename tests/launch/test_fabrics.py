@@ -9,8 +9,8 @@ import pytest
 
 import launchers
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.network import fabrics
-from mpiddp.launch.network.fabrics import find_fabrics, find_site_defaults, read_table
+from mpiddp.launch import fabrics
+from mpiddp.launch.fabrics import find_fabrics, find_site_defaults, read_table
 
 TABLE = read_table()
 NVIDIA = {"proc/driver/nvidia/gpus/0000:10:00.0/information": ""}

@@ -305,7 +305,7 @@ FABRIC = """
 import os, pathlib, sys, torch
 import mpiddp
 from mpiddp.launch.device import device
-from mpiddp.launch.network import fabrics
+from mpiddp.launch import fabrics
 from mpiddp.launch.rendezvous import store
 find = fabrics.find_fabrics
 root = pathlib.Path(sys.argv[1])

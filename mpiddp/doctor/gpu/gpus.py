@@ -14,8 +14,8 @@ from mpiddp.launch.device.device import Placement, find_bus, find_remarks, find_
 from mpiddp.launch.device.nccl import find_version
 from mpiddp.launch.device.vendors import NVIDIA, ROOT, VENDORS
 from mpiddp.launch.device.visibility import assume_vendor, find_module
+from mpiddp.launch.fabrics import BadVersion
 from mpiddp.launch.launcher.hostnames import fold_hostnames
-from mpiddp.launch.network.fabrics import BadVersion
 from mpiddp.wording import count_noun, fold_numbers
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.doctor.examiner.findings import Finding, failed, passed, skipped, warned
-from mpiddp.launch.network.fabrics import NodeFabrics
+from mpiddp.launch.fabrics import NodeFabrics
 
 TRANSPORT = "NCCL transport"
 SOCKET_ADVICE = (

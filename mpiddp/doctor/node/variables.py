@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
 from mpiddp.doctor.examiner.findings import Finding, passed, skipped, warned
+from mpiddp.launch.fabrics import NodeFabrics, find_problems
 from mpiddp.launch.launcher.hostnames import fold_hostnames
-from mpiddp.launch.network.fabrics import NodeFabrics, find_problems
 
 FABRIC = "fabric"
 VARIABLES = "variables"
