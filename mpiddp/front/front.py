@@ -31,14 +31,13 @@ from mpiddp.errors import (
 from mpiddp.files import read_toml
 from mpiddp.front import preflight
 from mpiddp.front.allocation import ask, find_lost_hosts
-from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
+from mpiddp.front.attempt import Files, Launch, RankStart, is_ended_by_slurm, write
 from mpiddp.front.hosts.reachability import Question
 from mpiddp.front.hosts.schedulers import find_requeue_code
 from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end, repeats
 from mpiddp.front.job_layout import JobLayout
 from mpiddp.front.launch_plan import find_hosts, is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
-from mpiddp.front.rank_start import RankStart
 from mpiddp.launch.device.choice import CPU, read_list
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.launcher.programs import SRUN
@@ -153,12 +152,11 @@ class Job:
             return
         for fault in faults:
             say(fault.describe())
-        bad = preflight.find_bad_hosts(faults, hosts, layout, self.options)
+        bad, passed = preflight.find_bad_hosts(faults, hosts, layout, self.options)
         if bad:
             self._lost += bad
             self.plan = make_plan(self.options, self._lost, self._question)
-        passed, seconds = preflight.describe_passed(hosts, bad), time.monotonic() - began
-        say(f"{passed} passed the preflight in {seconds:.1f} s")
+        say(f"{passed} passed the preflight in {time.monotonic() - began:.1f} s")
 
     def _prepare_restart(self, end: JobEnd, found: Exit, used: int) -> bool:
         """Plan the next attempt without the nodes that were lost; False if there is none."""

@@ -11,12 +11,11 @@ from pathlib import Path
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.files import read_whole
-from mpiddp.front.attempt import Files, Launch
+from mpiddp.front.attempt import Files, Launch, RankStart
 from mpiddp.front.job_end import Exit
 from mpiddp.front.job_layout import JobLayout
 from mpiddp.front.launch_plan import LaunchPlan
 from mpiddp.front.rank_command import make_rank_command
-from mpiddp.front.rank_start import RankStart
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.script.command_line import CommandLine
 from mpiddp.launch.script.front_options import FrontOptions
@@ -115,24 +114,23 @@ def find_bad_hosts(
     hosts: Sequence[str],
     layout: JobLayout | None,
     options: FrontOptions,
-) -> tuple[str, ...]:
-    """The hosts to leave out. Raises LaunchError if the job cannot start without them."""
+) -> tuple[tuple[str, ...], str]:
+    """The hosts to leave out, and how many passed, ``3 of 4 nodes``.
+
+    Raises LaunchError if the job cannot start without them.
+    """
     if faults and (layout is None or not all(fault.hosts for fault in faults)):
         raise LaunchError("the preflight failed, see above: nothing was started")
     named = {host for fault in faults for host in fault.hosts}
     bad = tuple(host for host in hosts if host in named)
+    passed = f"{len(hosts) - len(bad)} of {count_noun(len(hosts), 'node')}"
     fewest = options.min_nodes or (len(layout.hosts) if layout is not None else 1)
     if bad and len(hosts) - len(bad) < fewest:
         raise LaunchError(
-            f"{describe_passed(hosts, bad)} passed the preflight, and {fewest} are needed: ask for "
-            "more as spares, or give --min-nodes"
+            f"{passed} passed the preflight, and {fewest} are needed: ask for more as spares, or "
+            "give --min-nodes"
         )
-    return bad
-
-
-def describe_passed(hosts: Sequence[str], bad: Sequence[str]) -> str:
-    """``3 of 4 nodes``."""
-    return f"{len(hosts) - len(bad)} of {count_noun(len(hosts), 'node')}"
+    return bad, passed
 
 
 def _choose(hosts: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ def _find_problems(
             f"ranks {fold_numbers(shared, most=SHOWN)} share GPUs, as --allow-shared-gpu lets them",
             "Each is slower for it, and NCCL before 2.30 refuses them: for speed, one rank per GPU",
         )
-    ranks = len(placements)
+    ranks, vendor = len(placements), assume_vendor()
     # Ranks that see one GPU each may see different ones.
     known = {placement.identity for placement in placements if placement.identity}
     used = max(visible, len(known) or ranks)
@@ -180,7 +180,10 @@ def _find_problems(
     elif present > used:
         yield (
             f"{count_noun(present, 'GPU')} here, {used} of them visible",
-            f"If all are yours: unset {_name_masks()}, and start {present} ranks on this node",
+            (
+                f"If all are yours: unset {' and '.join(vendor.mask_names)}, and start {present} ranks "
+                "on this node"
+            ),
         )
     if far := [gpu.rank for gpu in gpus if gpu.peers is False]:
         ranks_apart = fold_numbers(far, most=SHOWN)
@@ -188,16 +191,10 @@ def _find_problems(
             f"the GPUs of ranks {ranks_apart} cannot read the memory of all others",
             (
                 "NCCL then goes through the host's memory: see which pairs cannot with "
-                f"{assume_vendor().show_links}; have PCIe's access control (ACS) and the "
-                "IOMMU turned off, outside of virtual machines; some cards for workstations cannot"
+                f"{vendor.show_links}; have PCIe's access control (ACS) and the IOMMU turned off, "
+                "outside of virtual machines; some cards for workstations cannot"
             ),
         )
-
-
-def _name_masks() -> str:
-    """The variables that hide GPUs of the maker whose torch this is."""
-    groups = assume_vendor().masks
-    return " and ".join(dict.fromkeys(name for group in groups for name in group))
 
 
 def judge_kinds(
