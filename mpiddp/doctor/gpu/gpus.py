@@ -181,8 +181,8 @@ def _find_problems(
         yield (
             f"{count_noun(present, 'GPU')} here, {used} of them visible",
             (
-                f"If all are yours: unset {' and '.join(vendor.mask_names)}, and start {present} ranks "
-                "on this node"
+                f"If all are yours: unset {' and '.join(vendor.mask_names)}, and start {present} "
+                "ranks on this node"
             ),
         )
     if far := [gpu.rank for gpu in gpus if gpu.peers is False]:
