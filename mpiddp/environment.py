@@ -302,7 +302,7 @@ GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 NCCL_NET_PLUGIN = "NCCL_NET_PLUGIN"
 """The library by which NCCL uses a fabric that it does not know itself."""
 SITE = "MPIDDP_SITE"
-"""A site's own file of settings (`launch/network/fabrics.py`)."""
+"""A site's own file of settings (`launch/fabrics.py`)."""
 
 GLOO_STORE_V2 = "GLOO_ENABLE_STORE_V2_API"
 """Lets Gloo ask the store for all ranks' addresses at once instead of one by one (found in Gloo's

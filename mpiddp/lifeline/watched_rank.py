@@ -84,9 +84,9 @@ class WatchedRank:
         self._loop = loop
         self._hand_on, self._lose = take, lose
         self._progress = Progress(entry.memory)
-        reader = StackReader(number, entry.stacks)
-        self._stacks = StackAnswers(reader, loop, lambda: self.link.send("record"))
-        self._stop = SuspensionWatch(loop, reader.find_state, self._tell_stop)
+        self._reader = StackReader(number, entry.stacks)
+        self._stacks = StackAnswers(self._reader, loop, lambda: self.link.send("record"))
+        self._stop = SuspensionWatch(loop, self._reader.find_state, self._tell_stop)
         self._calls_reply: Reply | None = None
         """Who waits for the rank's last collectives."""
         self._answers: Mapping[str, Callable[[Reply], object]] = {
@@ -96,19 +96,19 @@ class WatchedRank:
             "calls": self._ask_for_calls,
             "stopped": lambda reply: reply(self._stop.is_stopped),
         }
-        self._reader = reader
         """What is answered to requests, by their names."""
         self._watch_process()
 
     def answer(self, name: str, reply: Reply) -> None:
-        """Have ``reply`` called with the answer to a request; not if nothing is known of it. Of a
-        rank that has gone only its end is known, in place of its stack."""
-        answer = self._answers.get(name)
-        if self.has_ended:
-            if name == "stacks":
-                reply(self._describe_end())
-        elif answer is not None:
-            answer(reply)
+        """Have ``reply`` called with the answer to a request; not if nothing is known of it.
+
+        Of a rank that has gone only its end is known, in place of its stack.
+        """
+        if not self.has_ended and name in self._answers:
+            self._answers[name](reply)
+        elif self.has_ended and name == "stacks":
+            frames = [frame.pack() for frame in self._reader.read_last()]
+            reply({"state": "", "frames": frames})
 
     def watch_stops(self, seconds: float) -> None:
         """From now on, tell if it has been stopped for so long."""
@@ -212,10 +212,6 @@ class WatchedRank:
             if kind in ("closing", "reopened"):
                 self.state = CLOSING if kind == "closing" else ""
             self._hand_on(self, kind, content)
-
-    def _describe_end(self) -> dict[str, Any]:
-        """In place of the stack of a process that has gone."""
-        return {"state": "", "frames": [frame.pack() for frame in self._reader.read_last()]}
 
     def _ask_for_stacks(self, reply: Reply) -> None:
         self._stacks.ask(lambda answer: reply({**answer, "finished": self.is_finished}))

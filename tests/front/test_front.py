@@ -705,7 +705,7 @@ def test_standard_input_is_offered_to_a_rank_of_this_host(folder, allocation, mo
     # srun gives it to rank 0 itself; the job's first node is another host.
     for words in ([], ["--launcher", "mpirun"]):
         assert attempts.start("-n", "2", *words) == 0
-    monkeypatch.setattr(front, "is_host", lambda *_: True)
+    monkeypatch.setattr(attempt, "is_host", lambda *_: True)
     assert attempts.start("-n", "2", "--launcher", "mpirun") == 0
     assert attempts.offers == [False, False, True]
     monkeypatch.delenv("SLURM_JOB_ID")

@@ -82,7 +82,7 @@ def test_data_types_and_licences_are_inside(members, wheel):
         *(f"{CHECKOUT}/jobs/{name}" for name in jobs),
         *(f"{CHECKOUT}/{name}" for name in pages),
         f"{CHECKOUT}/benchmarks/measure/baselines/srun_torchrun.sh",
-        "mpiddp/launch/network/fabrics.toml",
+        "mpiddp/launch/fabrics.toml",
         "mpiddp/py.typed",
         "mpiddp/training/data/digits.csv.gz",
         "mpiddp/training/data/digits.LICENSE.txt",

@@ -22,12 +22,11 @@ from mpiddp.errors import DifferentCallError, PeerLostError, UnreachableError
 from mpiddp.launch.failure.error_meaning import (
     describe_error,
     exit_code,
-    find_node_fault,
     has_own_hook,
     has_trace,
-    is_peer_loss,
     visible_part,
 )
+from mpiddp.launch.failure.error_origin import find_node_fault, is_peer_loss
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.termination import flush_output
 from mpiddp.lifeline.stacks.hang_report import HangReport
@@ -103,6 +102,11 @@ class FailureReports:
         """Start-up has found out more of the other ranks: fields of `Peers`."""
         with self._meeting:
             self.peers = replace(self.peers, **found)
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the whole report of a hang belongs: that of logs, else of the run."""
+        return self.output.log.parent if self.output.log is not None else self.run_directory
 
     @property
     def step(self) -> int | None:
@@ -197,11 +201,9 @@ class FailureReports:
     def _write_whole(self, positions: Sequence[StackPosition], text: str) -> None:
         """Write the whole report of where all ranks are, and say where it is."""
         if positions:
-            log = self.output.log
-            directory = log.parent if log is not None else self.run_directory
             names = (environment.NCCL_RAS_ADDRESS, environment.FLIGHT_RECORDS[0])
             nccl = (os.environ.get(name, "") for name in names)
-            path = HangReport(positions, *nccl).write(text, directory)
+            path = HangReport(positions, *nccl).write(text, self.directory)
             if path is not None:
                 self._print(f"  the whole report: {path}\n")
 
