@@ -201,7 +201,9 @@ class Job:
         if layout is not None:
             hosts = (*layout.hosts, *layout.spares)
             request = preflight.widen(self.options, layout.ranks_of)
-            plan = make_plan(request, self._lost or None, self._question)
+            # Hosts that do not answer have been left out, and told, by the first plan.
+            without = self._lost or (() if plan.is_over_ssh else None)
+            plan = make_plan(request, without, self._question)
         examination = preflight.plan_examination(directory)
         doctor = make_rank_command(examination.line, self.options)
         found = RankStart(plan, doctor, examination.files).run(launch, directory, {})

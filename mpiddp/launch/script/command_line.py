@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -61,7 +62,6 @@ UNDERSCORED, UNDERSCORE = "--underscored", "_"
 MOST_WORDS = 900
 """Of a launcher's line. Intel MPI's mpiexec 2021.19 crashes if a program has 1,000."""
 
-NO_SCRIPT = "no SCRIPT given; python -m mpiddp --help shows what to type"
 USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp [OPTIONS] -m MODULE [ARGS…]
@@ -137,10 +137,31 @@ class CommandLine:
             if name not in RANKS:
                 READER.refuse(name, "; options of the script come after the script; python -m "
                               "mpiddp --help shows those of mpiddp")  # fmt: skip
+        if slip := self._explain_slip():
+            raise ConfigurationError(slip)
         if self.own_program is not None and self.ranks and HELP.isdisjoint(self.ranks):
             raise ConfigurationError(
                 f"{self.ranks[0]} belongs after {self.rest[0]}, whose option it is"
             )
+
+    def describe_no_script(self) -> str:
+        """That there is nothing to run, and which option has taken a script for its value."""
+        taken = [
+            f": {value} was taken for the value of {name}"
+            for name, value in (*self.front, *_pair(self.ranks))
+            if value and value.endswith(".py")
+        ]
+        return f"no SCRIPT given{''.join(taken[:1])}; python -m mpiddp --help shows what to type"
+
+    def _explain_slip(self) -> str | None:
+        """What to type if the word in the script's place is the rest of an option's value."""
+        script = self.rest[0] if self.rest and self.module is None else ""
+        if self.ranks[-1:] == ("--site-defaults",) and script.endswith(".toml"):
+            return f"{script} stands where the script does: type --site-defaults={script}"
+        hosts = dict(self.front).get("--hosts")
+        if hosts and re.fullmatch(r"[\w.\[\]-]+:[0-9]+", script):
+            return f"{script} stands where the script does: type --hosts {hosts.rstrip(',')},{script}"
+        return None
 
     def find_misplaced(self) -> str | None:
         """An option of the front's among the script's arguments, where only one of these is meant.
