@@ -35,6 +35,9 @@ REPEAT_SECONDS, START_SECONDS = 1.0, 300.0
 long: ranks that have closed their session look as if they had not met."""
 PATIENCE_SECONDS = 5.0
 """After Ctrl-C: how long until the user learns that a second one kills what has not ended."""
+STILL_RUNNING = b"""\
+mpiddp: ranks still run (python -m mpiddp stacks shows where): a second Ctrl-C kills them
+"""
 PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -216,9 +219,7 @@ class Launch:
 
     def _set_alarm(self) -> None:
         self._repeats = self._is_starting()
-        signal.setitimer(
-            signal.ITIMER_REAL, REPEAT_SECONDS if self._repeats else PATIENCE_SECONDS
-        )
+        signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS if self._repeats else PATIENCE_SECONDS)
 
     def _repeat(self, *_: object) -> None:
         """Deliver the last ending signal again, until the ranks have met: then for the last time.
@@ -232,7 +233,7 @@ class Launch:
             self._set_alarm()
             self._deliver(self.signal)
         elif self.signal == signal.SIGINT and self.starts_ranks:
-            write(sys.stderr, b"mpiddp: ranks still run: a second Ctrl-C kills them\n")
+            write(sys.stderr, STILL_RUNNING)
 
     def _is_starting(self) -> bool:
         """Whether a signal may be lost between the launcher and ranks that do not run yet."""

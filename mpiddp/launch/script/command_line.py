@@ -66,13 +66,13 @@ USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp [OPTIONS] -m MODULE [ARGS…]
        python -m mpiddp [OPTIONS] train [ITS OPTIONS…]
-       python -m mpiddp doctor [OPTIONS] [ITS OPTIONS…]
-       python -m mpiddp stacks [--full] [JOB|LOG-DIR]
-       python -m mpiddp plot RUN… [--output FILE]
-       python -m mpiddp checkpoints DIR
-       python -m mpiddp export RUN [--output FILE]
-       python -m mpiddp bench COMMAND [ITS OPTIONS…]
-       python -m mpiddp jobs DIR"""
+       python -m mpiddp doctor [OPTIONS] [ITS OPTIONS…]   what is wrong here
+       python -m mpiddp stacks [--full] [JOB|LOG-DIR]     where a job hangs
+       python -m mpiddp plot RUN… [--output FILE]         curves of runs
+       python -m mpiddp checkpoints DIR                   which are whole
+       python -m mpiddp export RUN [--output FILE]        plain weights
+       python -m mpiddp bench COMMAND [ITS OPTIONS…]      the laboratory
+       python -m mpiddp jobs DIR                          write job scripts"""
 DESCRIPTION = """\
 Run a script written for torchrun, unchanged, on several ranks that MPI starts:
 
@@ -81,8 +81,9 @@ Run a script written for torchrun, unchanged, on several ranks that MPI starts:
   srun --mpi=pmix python -m mpiddp script.py      (srun or mpirun starts the ranks)
 
 Options of mpiddp stand before the script. What stands after it goes to the script, options of the
-same names included. train and doctor have options of their own, which stand after the word. Without
-an option of the first group, and outside of a scheduler's job, there is one rank."""
+same names included. train and doctor have options of their own, which stand after the word; doctor
+takes those of the first group there, too. Without an option of the first group, and outside of a
+scheduler's job, there is one rank."""
 READER = Reader(
     program="python -m mpiddp",
     description=DESCRIPTION,
@@ -160,7 +161,7 @@ class CommandLine:
             return f"{script} stands where the script does: type --site-defaults={script}"
         hosts = dict(self.front).get("--hosts")
         if hosts and re.fullmatch(r"[\w.\[\]-]+:[0-9]+", script):
-            return f"{script} stands where the script does: type --hosts {hosts.rstrip(',')},{script}"
+            return f"{script} stands where the script does: type --hosts {hosts},{script}"
         return None
 
     def find_misplaced(self) -> str | None:
