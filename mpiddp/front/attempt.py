@@ -37,6 +37,11 @@ PREEMPTING = (signal.SIGUSR1, signal.SIGUSR2)
 REPEAT_SECONDS, START_SECONDS = 1.0, 300.0
 """From an early signal to the next: a launcher forgets one that comes before its ranks. And for how
 long: ranks that have closed their session look as if they had not met."""
+PATIENCE_SECONDS = 5.0
+"""After Ctrl-C: how long until the user learns that a second one kills what has not ended."""
+STILL_RUNNING = b"""\
+mpiddp: ranks still run (python -m mpiddp stacks shows where): a second Ctrl-C kills them
+"""
 PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -75,6 +80,8 @@ class Launch:
         """The job's, for the attempt that runs."""
         self._began = 0.0
         """When its launcher was started."""
+        self._repeats = False
+        """Whether the alarm is for a signal that may have been lost."""
         self._guard: Guard | None = None
         self._told: set[int] = set()
         """Signals that the guard knows of."""
@@ -209,20 +216,28 @@ class Launch:
         if is_told and not self.starts_ranks:
             return  # A program may go on after Ctrl-C.
         self._tell_guard(number)
-        if number in ENDING and self._is_starting():
-            signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+        if number in ENDING:
+            self._set_alarm()
         if not is_told:
             self._deliver(number)
+
+    def _set_alarm(self) -> None:
+        self._repeats = self._is_starting()
+        signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS if self._repeats else PATIENCE_SECONDS)
 
     def _repeat(self, *_: object) -> None:
         """Deliver the last ending signal again, until the ranks have met: then for the last time.
 
-        One that has reached a rank meanwhile has ended the job.
+        One that has reached a rank meanwhile has ended the job. Ranks that have met may wait inside
+        a library, or for a rank that Ctrl-C has not reached: the user is told how to end them.
         """
-        if self.signal is not None and self._is_running():
-            if self._is_starting():
-                signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+        if self.signal is None or not self._is_running():
+            return
+        if self._repeats:
+            self._set_alarm()
             self._deliver(self.signal)
+        elif self.signal == signal.SIGINT and self.starts_ranks:
+            write(sys.stderr, STILL_RUNNING)
 
     def _is_starting(self) -> bool:
         """Whether a signal may be lost between the launcher and ranks that do not run yet."""

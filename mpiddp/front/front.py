@@ -145,7 +145,9 @@ class Job:
         began, plan, layout = time.monotonic(), self.plan, self.plan.layout
         if layout is not None:
             request = preflight.widen(self.options, layout.ranks_of)
-            plan = make_plan(request, self._lost or None, self._question)
+            # Hosts that do not answer have been left out, and told, by the first plan.
+            without = self._lost or (() if plan.is_over_ssh else None)
+            plan = make_plan(request, without, self._question)
         hosts = preflight.list_hosts(layout)
         faults = preflight.find_faults(plan, self.options, hosts, launch, directory)
         if faults is None:

@@ -137,7 +137,8 @@ def _distribute(
     there = [node for node in allocation.nodes if node.host not in without]
     if request.nodes is not None and request.nodes > len(allocation.nodes):
         raise ConfigurationError(
-            f"--nodes {request.nodes}, but this job has {count_noun(len(allocation.nodes), 'node')}"
+            f"--nodes {request.nodes}, but this job has "
+            f"{count_noun(len(allocation.nodes), 'node')}: choose at most so many, or get more"
         )
     nodes = tuple(there[: request.nodes])
     per_node = request.ranks_per_node

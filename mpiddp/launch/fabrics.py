@@ -22,7 +22,7 @@ from mpiddp.options import toml
 from mpiddp.options.checks import did_you_mean, quote
 
 OWN = Path(__file__).with_suffix(".toml")
-OPTION = "site_defaults"
+OPTION = "--site-defaults"
 """The option that names a site's file."""
 TABLE, NOTHING = "table", "none"
 """In place of a site's file."""
@@ -159,15 +159,15 @@ class FabricProblem:
     advice: str
 
 
-def read_table(site: str | None = None) -> FabricTable:
-    """The rows of a site's file, and then those of the table.
+def read_table(site: str | None = None, what: str = OPTION) -> FabricTable:
+    """The rows of a site's file, which ``what`` names, and then those of the table.
 
     Raises ConfigurationError, with the file, the field and what was expected.
     """
     own = toml.read_rows(OWN, KINDS, OPTION)
     if not site:
         return FabricTable(**own)
-    rows = toml.read_rows(Path(site), KINDS, OPTION)
+    rows = toml.read_rows(Path(site), KINDS, what)
     table = FabricTable(**{name: rows.get(name, ()) + own[name] for name in KINDS})
     for name, named in (("fabrics", table.fabrics), ("vendors", VENDORS)):
         known = {each.name for each in named}
@@ -312,12 +312,12 @@ def find_site_defaults(
 
     Raises ConfigurationError for a site's file that cannot be used.
     """
-    file = variables.get(environment.SITE, "")
+    file, what = variables.get(environment.SITE, ""), environment.SITE
     if option == NOTHING or not (option or file):
         return None
     if option not in ("", TABLE):
-        file = option
-    node = find_fabrics(read_table(file), variables, root)
+        file, what = option, OPTION
+    node = find_fabrics(read_table(file, what), variables, root)
     return SiteDefaults(
         node,
         file,

@@ -137,6 +137,18 @@ def test_a_signal_that_a_launcher_forgets_before_its_ranks_is_repeated(
     assert launch.run([sys.executable, "-c", FORGETFUL], variables, None).status == 143
 
 
+def test_ranks_that_outlast_ctrl_c_are_told(launch, monkeypatch, capfd):
+    def interrupt(messages, *_):
+        assert messages.readline() == b"ready\n"
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(attempt, "copy_messages", interrupt)
+    monkeypatch.setattr(attempt, "PATIENCE_SECONDS", 0.1)
+    program = FORGETFUL.replace("SIGTERM", "SIGINT").replace("60", "0")
+    assert launch.run([sys.executable, "-c", program], os.environ, None).status == 0
+    assert capfd.readouterr().err.encode() == attempt.STILL_RUNNING
+
+
 @pytest.mark.parametrize("step", ["", "StepId=7.0 SrunHost:Pid={host}:{process}"])
 def test_srun_without_a_step_ends_itself(monkeypatch, step):
     asked, sent = [], []

@@ -385,7 +385,11 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
             "--console expects a value, RANKS: Ranks that print to the console: all",
         ),
         ("-n 2 --hlep x", "unknown option --hlep (did you mean --help?)"),
-        ("-n 2", "no SCRIPT given"),
+        ("-n 2", "no SCRIPT given; python"),
+        ("-n 2 --hosts hello.py", "given: hello.py was taken for the value of --hosts;"),
+        ("--hosts a:2 b:2 hello.py", "b:2 stands where the script does: type --hosts a:2,b:2\n"),
+        ("-n 2 --site-defaults x.toml hello.py", "does: type --site-defaults=x.toml\n"),
+        ("--hostfile= hello.py", "mpiddp: --hostfile: expected PATH, found ''\n"),
         ("-n 2 gone.py", "there is no script 'gone.py'"),
         ("-n 2 below", "'below' is a directory without a __main__.py"),
         ("-n 2 -m no.such", "no module named 'no'"),
@@ -510,7 +514,7 @@ def test_a_directory_that_was_deleted_starts_nothing(folder, monkeypatch, capsys
 def test_a_rank_starts_no_ranks(folder):
     done = run("-n", "2", "hello.py", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "-n starts ranks, and this process is one" in done.stderr
+    assert "-n is for what starts ranks, and this process is one" in done.stderr
 
 
 # ---- in an allocation ------------------------------------------------------------------------
