@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import signal
 import sys
@@ -25,7 +24,6 @@ from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.process.outcome import read_outcome
 
 SABOTEUR = Path(__file__).with_name("saboteur.py")
-PATHS = os.pathsep.join(map(str, (launchers.ROOT, launchers.PROGRAMS)))
 NAME = "run"
 INTERVAL = 20
 """Steps between two checkpoints."""
@@ -133,7 +131,7 @@ class Training:
             rest,
             timeout=SECONDS,
             cwd=self.folder,
-            env={"OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS},
+            env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(launchers.ROOT)},
             python=first,
         ) as job:
             yield job
