@@ -142,13 +142,11 @@ class ResultFile:
 def find_missing(
     wanted: Iterable[tuple[str, int]], records: Iterable[Record]
 ) -> list[tuple[str, int]]:
-    """The attempts that no record is of, in their order."""
     made = {(record.fault, record.number) for record in records}
     return [place for place in wanted if place not in made]
 
 
 def run_all(places: Iterable[tuple[str, int]], jobs: int, make: Callable[[Any], object]) -> None:
-    """Make attempts, some at a time."""
     with ThreadPoolExecutor(jobs) as pool:
         for _ in pool.map(make, places):
             pass  # Raises what it raised; those that have not begun are left out.
@@ -166,6 +164,5 @@ def find_commit() -> str:
 
 
 def describe_machine() -> str:
-    """This machine, in a few words."""
     release = ".".join(platform.release().split(".")[:2])
     return f"{len(os.sched_getaffinity(0))} cores of {find_processor()}, Linux {release}"

@@ -36,13 +36,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Campaign:
-    """All of the file."""
-
     seed: int
     faults: Mapping[str, Fault]
 
     def make_dice(self, fault: str, number: int) -> random.Random:
-        """What attempt ``number`` of a fault draws its choices from."""
         return random.Random(f"{self.seed}:{fault}:{number}")
 
     def choose(self, only: list[str], fraction: float) -> list[tuple[str, int]]:

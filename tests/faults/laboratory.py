@@ -50,8 +50,6 @@ LOST = re.compile(
 
 @dataclass(frozen=True)
 class End:
-    """How a training has ended."""
-
     rows: dict[int, dict[str, Any]]
     """Of ``metrics.jsonl``, by epoch, without the times."""
     tensors: dict[str, str]
@@ -59,7 +57,6 @@ class End:
 
 
 def read_end(run: Path) -> End:
-    """Of a finished run in this directory."""
     rows: dict[int, dict[str, Any]] = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = {name: json.loads(line).get(name) for name in COMPARED}
@@ -90,8 +87,6 @@ def check_equal(found: End, expected: End) -> None:
 
 @dataclass(frozen=True)
 class Training:
-    """One training's command, in its directory."""
-
     folder: Path
     ranks: int
     options: tuple[str, ...] = SAVING
@@ -167,7 +162,6 @@ class Training:
         return found
 
     def read_steps(self) -> int:
-        """All steps of a finished training."""
         return int(self.read_outcome()["step"])
 
     def read_outcome(self) -> dict[str, Any]:
@@ -259,7 +253,6 @@ class Laboratory:
             return self._ends[key]
 
     def check_end(self, training: Training) -> None:
-        """It has ended as the uninterrupted one."""
         whole = self.find_whole(training.ranks, training.options)
         check_equal(read_end(training.run), read_end(whole.run))
         names = {path.name for path in (training.run / "checkpoints").iterdir()}
@@ -289,7 +282,6 @@ class Laboratory:
 
     @contextlib.contextmanager
     def hosts(self) -> Iterator[ssh.Hosts]:
-        """The same nodes, and an sshd on each of them."""
         with self.cluster() as cluster:
             if self._hosts is None:
                 folder = cluster.directory.parent / "ssh"

@@ -51,8 +51,6 @@ class Rule:
 
 @dataclass
 class Place:
-    """Where this process is."""
-
     folder: Path
     rank: int
     steps: int = 0

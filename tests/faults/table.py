@@ -21,8 +21,6 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One fault's."""
-
     fault: str
     title: str
     planned: int

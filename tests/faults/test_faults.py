@@ -87,7 +87,6 @@ def laboratory() -> Iterator[Laboratory]:
 
 
 def find_first(fault: str, wanted: dict[str, Any]) -> int:
-    """The first attempt with these choices."""
     found = CAMPAIGN.faults[fault]
     for number in range(found.attempts):
         dice = CAMPAIGN.make_dice(fault, number)

@@ -45,8 +45,6 @@ FILES = (SUMMARY, MACHINE, DOCTOR, BENCHMARKS, TESTS, RECORDS, PAGE)
 
 @dataclass(frozen=True)
 class Part:
-    """One command."""
-
     name: str
     file: str
     """Where its output goes."""
@@ -187,7 +185,6 @@ def open_folder() -> Path:
 
 
 def make_variables(scratch: Path, python: Path) -> dict[str, str]:
-    """The environment of the parts."""
     given = os.environ
     paths = [str(python.parent), given.get("PATH", os.defpath)]
     modules = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "programs")]
@@ -285,7 +282,6 @@ def prepare(run: Run) -> tuple[Path, dict[str, str], bool]:
 
 
 def finish(run: Run, folder: Path, python: Path, variables: Mapping[str, str]) -> None:
-    """A page of all records, and the records."""
     records = sorted(run.scratch.glob("*.jsonl"))
     if not records:
         return

@@ -37,7 +37,6 @@ def fill_memory() -> None:
 
 
 def main() -> None:
-    """Start, and report which ranks there are."""
     # What init would import later would change what lies where.
     importlib.import_module("torch")
     mpi.load(launcher.find_launcher())

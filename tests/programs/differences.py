@@ -63,7 +63,6 @@ BUFFERS: list[torch.Tensor] = []
 
 
 def judge(call: Callable[[bool], torch.Tensor], odd: bool) -> Report:
-    """What a rank gets: an error, or some result."""
     try:
         result = call(odd)
     except MpiddpError as error:
@@ -82,7 +81,6 @@ def compare(session: mpiddp.Session, transport: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run and report."""
     report: dict[str, dict[str, Report]] = {}
     with mpiddp.init(timeout=60) as session:
         odd = session.world.rank == ODD

@@ -126,7 +126,6 @@ def _defined_by(node: ast.stmt) -> set[str]:
 
 
 def read_blocks(path: Path) -> list[Block]:
-    """The blocks of a document."""
     return find_blocks(path.read_text(encoding="utf-8"))
 
 

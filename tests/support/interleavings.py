@@ -62,13 +62,11 @@ class Address(NamedTuple):
 
 
 def address_of(rank: int, message: ProgramMessage) -> Address:
-    """Where a message of that rank goes from and to."""
     ends = (rank, message.peer) if message.sends else (message.peer, rank)
     return Address(*ends, message.tag)
 
 
 def area_of(rank: int, message: ProgramMessage) -> Area:
-    """Where it leaves from, or lands."""
     return Area(rank, message.scratch, message.start, message.start + message.length)
 
 
@@ -80,7 +78,6 @@ def operand_area(rank: int, operand: Operand, length: int) -> Area:
 
 
 def own(rank: int, start: int, length: int) -> Area:
-    """Part of a buffer."""
     return Area(rank, False, start, start + length)
 
 

@@ -80,11 +80,9 @@ class Launcher:
         return self.name
 
     def missing(self) -> list[Path]:
-        """The files of this row that are not there."""
         return [path for path in (self.mpirun, self.libmpi) if path and not path.exists()]
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
-        """The command line that starts ``program`` on ``ranks`` ranks."""
         if self.mpirun is None:
             if ranks != 1:
                 raise ValueError(f"{self.name} starts 1 process, not {ranks}")
@@ -124,7 +122,6 @@ LONG = ("impi",)
 
 
 def find(launcher: Launcher | str) -> Launcher:
-    """A launcher itself, or the one of this name."""
     return table()[launcher] if isinstance(launcher, str) else launcher
 
 
@@ -167,7 +164,6 @@ class Result:
 
     @property
     def output(self) -> str:
-        """Both streams, stdout first."""
         return self.stdout + self.stderr
 
     def expect(self, returncode: int) -> Result:
@@ -246,7 +242,6 @@ def is_beside(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
@@ -327,7 +322,6 @@ class Processes:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Kill all; return when they are gone."""
         end = time.monotonic() + 60
         while left := self.list():
             if time.monotonic() > end:
@@ -385,11 +379,9 @@ class Job:
             time.sleep(0.02)
 
     def stdout(self) -> str:
-        """What the job has written to stdout so far."""
         return drop_gloo_lines((self._scratch / "stdout").read_text(errors="replace"))
 
     def stderr(self) -> str:
-        """What the job has written to stderr so far."""
         return (self._scratch / "stderr").read_text(errors="replace")
 
     def wait(self) -> Result:
@@ -414,7 +406,6 @@ class Job:
         return result
 
     def result(self) -> Result:
-        """What the job has left so far."""
         code = self.process.poll()
         return Result(
             tuple(map(str, self.process.args)),
@@ -425,7 +416,6 @@ class Job:
         )
 
     def kill(self) -> None:
-        """Kill every process of the job; return when all are gone."""
         self.process.kill()
         self.process.wait()
         self._marked.kill()
