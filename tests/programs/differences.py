@@ -8,6 +8,7 @@ messages behind; for the same reason the job is ended with exit code 7 and not c
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,6 @@ import torch
 
 import mpiddp
 from mpiddp.errors import MpiddpError
-from reports import write_report
 
 ODD = 1
 DEADLINE = 1.5
@@ -92,7 +92,7 @@ def main() -> None:
                 session.meet()
                 session.collectives = None
                 report[transport][name] = judge(call, odd)
-        write_report(Path(), session, report)
+        Path(f"{session.world.rank}.json").write_text(json.dumps(report))
         session.meet()
         raise SystemExit(DONE)
 

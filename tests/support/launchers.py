@@ -19,7 +19,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -60,8 +59,6 @@ WAITING = {"MPIDDP_WAIT": "sleep"}
 
 # Slurm's last: an mpirun inside an allocation starts its daemons as a step.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-LISTENING = "0A"
-"""The state of such a socket in /proc/net/tcp."""
 
 
 @dataclass(frozen=True)
@@ -247,27 +244,6 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def _list_open(pid: int) -> set[str]:
-    """The names of a process's sockets, and of what else it has open."""
-    found = set[str]()
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                found.add(os.readlink(entry.path))
-    return found
-
-
-def _list_places(pid: int, sockets: set[str]) -> Iterator[tuple[str, int]]:
-    """Where ``sockets`` listen, in the process's own network namespace, which psutil ignores."""
-    with contextlib.suppress(OSError):
-        # Its first line is a heading.
-        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == LISTENING and f"socket:[{inode}]" in sockets:
-                host, port = local.split(":")
-                yield socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
-
-
 def until(
     condition: Callable[[], object], what: str, seconds: float = 150.0, pause: float = 0.01
 ) -> None:
@@ -363,11 +339,14 @@ class Job:
 
         What they share with a launcher is its.
         """
-        environments = {pid: environ_of(pid).keys() for pid in self.processes()}
-        ranks = [pid for pid, names in environments.items() if names & {*RANK_VARIABLES}]
-        sockets = {pid: _list_open(pid) for pid in environments}
-        others = set[str]().union(*(sockets[pid] for pid in sockets.keys() - {*ranks}))
-        return {place for pid in ranks for place in _list_places(pid, sockets[pid] - others)}
+        found: dict[bool, set[tuple[str, int]]] = {True: set(), False: set()}
+        for pid in self.processes():
+            is_rank = not environ_of(pid).keys().isdisjoint(RANK_VARIABLES)
+            with contextlib.suppress(psutil.Error):
+                for each in psutil.Process(pid).net_connections("tcp4"):
+                    if each.status == psutil.CONN_LISTEN:
+                        found[is_rank].add(tuple(each.laddr))
+        return found[True] - found[False]
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for ``condition``; JobError if the job ends or its time is up before."""

@@ -32,8 +32,8 @@ CACHE = "etc/ld.so.cache"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vendor:
-    """Of accelerators."""
+class Accelerator:
+    """One vendor's, by the files of its driver."""
 
     name: str
     devices: tuple[str, ...]
@@ -120,7 +120,7 @@ class BadVersion:
 class FabricTable:
     """What a file says."""
 
-    vendors: tuple[Vendor, ...] = ()
+    vendors: tuple[Accelerator, ...] = ()
     fabrics: tuple[Fabric, ...] = ()
     plugins: tuple[Plugin, ...] = ()
     settings: tuple[Setting, ...] = ()
@@ -128,7 +128,7 @@ class FabricTable:
 
 
 KINDS: Mapping[str, type[Any]] = {
-    "vendors": Vendor,
+    "vendors": Accelerator,
     "fabrics": Fabric,
     "plugins": Plugin,
     "settings": Setting,
