@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import documents
-from benchmark_runs import check_drawing, record_benchmark, run_benchmark, write_program
+from benchmark_runs import check_drawing, record_benchmark, run_benchmark
 from benchmarks import __main__ as commands
 from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.launching import launchers, processes, srun
@@ -40,7 +40,7 @@ from benchmarks.records.environment import ROOT, clean_environment
 from benchmarks.records.schema import read_record
 from benchmarks.records.statistics import make_series
 from benchmarks.show import results
-from copies import make_mpirun
+from copies import make_mpirun, write_program
 from launchers import is_alive, run_python, until
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.options.outputs import PICTURE, check_outputs, writes

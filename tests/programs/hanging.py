@@ -92,8 +92,6 @@ def call_own(kind: str) -> None:
 
 
 class Model(torch.nn.Module):
-    """Calls a collective of its own in each training step."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(WIDTH, 2)

@@ -75,7 +75,6 @@ def prepare_well(rank: int, size: int, transport: str) -> None:
 
 
 def keep_shapes(rank: int, size: int) -> None:
-    """Tensors of any shape, and views that are contiguous."""
     for shape in ((), (1,), (2, 3, 5), (0, 4)):
         tensor = torch.full(shape, rank + 1.0)
         assert mpiddp.all_reduce(tensor) is tensor
@@ -116,12 +115,10 @@ def add_widely(rank: int, size: int, transport: str) -> None:
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """Of its bits."""
     return zlib.crc32(bytes(tensor.contiguous().view(torch.uint8).tolist()))
 
 
 def round_alike(rank: int) -> list[tuple[str, int]]:
-    """Of results that are rounded: which call it was, and its bits."""
     generator = torch.Generator().manual_seed(rank)
     found = []
     for transport in TRANSPORTS:
@@ -182,7 +179,6 @@ def use_memory_anew(size: int) -> None:
 
 
 def spread_nan(rank: int, transport: str) -> None:
-    """What is no number stays none."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for op in ("sum", "average", "product", "min", "max"):
             tensor = torch.ones(33, dtype=dtype)

@@ -19,12 +19,10 @@ from pool_rank import renew
 
 
 def ones(count: int = 6, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A buffer."""
     return torch.ones(count, dtype=dtype)
 
 
 def name_wrong(make: Callable[[], Any]) -> Any:
-    """A call with an algorithm of `wrong_algorithms`."""
     with wrong_algorithms.registered():
         return make()
 
@@ -121,7 +119,6 @@ def hear(make: Callable[[], Any]) -> str:
 
 
 def set_variable(name: str, value: str | None) -> None:
-    """Set an environment variable, or remove it."""
     os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
@@ -138,7 +135,6 @@ def hear_variables(session: mpiddp.Session) -> dict[str, str]:
 
 
 def sum_well(size: int) -> None:
-    """Good calls, over whatever there is."""
     for transport in ("auto", "mpi", "torch"):
         for count in (6, 200003):
             tensor = ones(count)
@@ -147,7 +143,6 @@ def sum_well(size: int) -> None:
 
 
 def run(session: mpiddp.Session) -> dict[str, str]:
-    """All mistakes."""
     renew(session)
     report = hear_variables(session)
     sum_well(session.world.size)

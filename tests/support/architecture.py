@@ -105,8 +105,6 @@ FEWEST_LINES = 45
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule, at one place."""
-
     module: str
     line: int
     what: str
@@ -126,8 +124,6 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    """One source file."""
-
     name: str
     """With dots."""
     is_package: bool
@@ -506,5 +502,4 @@ CHECKS = (check_floors, check_circles, check_mpi, check_nodes, check_rooms, chec
 
 
 def find_violations(modules: dict[str, Module]) -> list[Violation]:
-    """Every broken rule."""
     return [violation for check in CHECKS for violation in check(modules)]

@@ -259,8 +259,9 @@ def draw(folder: str, count: int, seed: int) -> list[Mutant]:
     """So many mutants of the folder's modules, or all that there are."""
     files = sorted((launchers.ROOT / folder).rglob("*.py"))
     known = {
-        (row["file"], row["old"], row["new"])
-        for row in tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8")).get("equivalent", [])
+        (file, row["old"], row["new"])
+        for file, rows in tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8")).items()
+        for row in rows
     }
     mutants = [
         mutant

@@ -13,7 +13,6 @@ import launchers
 
 
 def read_reports(folder: Path, ranks: int) -> list[Any]:
-    """What every rank has left, by rank."""
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
