@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from mpiddp.process.sockets.links import Link
 from mpiddp.process.sockets.peer_user import find_peer
 
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
+FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Before these end a process, faulthandler writes its stack."""
 ENTRY_BYTES = 1 << 12
 MOST_DESCRIPTORS = 3
 
@@ -96,8 +99,9 @@ class WatchedRank:
             "calls": self._ask_for_calls,
             "stopped": lambda reply: reply(self._stop.is_stopped),
         }
-        self._reader = reader
         """What is answered to requests, by their names."""
+        self._reader = reader
+        self._has_crashed = False
         self._watch_process()
 
     def answer(self, name: str, reply: Reply) -> None:
@@ -168,6 +172,7 @@ class WatchedRank:
     def _note_end(self) -> None:
         """The rank has gone; what it has said before is heard first."""
         status = self.process.find_status()
+        self._has_crashed = status is None or status & 0x7F in FATAL
         self._leave_process()
         with contextlib.suppress(OSError, ValueError):
             while messages := self.link.receive():
@@ -215,7 +220,9 @@ class WatchedRank:
 
     def _describe_end(self) -> dict[str, Any]:
         """In place of the stack of a process that has gone."""
-        return {"state": "", "frames": [frame.pack() for frame in self._reader.read_last()]}
+        # Else it is that of a forked child, which writes to the same file.
+        frames = self._reader.read_last() if self._has_crashed else []
+        return {"state": "", "frames": [frame.pack() for frame in frames]}
 
     def _ask_for_stacks(self, reply: Reply) -> None:
         self._stacks.ask(lambda answer: reply({**answer, "finished": self.is_finished}))

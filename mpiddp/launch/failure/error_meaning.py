@@ -48,9 +48,9 @@ _TORCH = re.compile(
 NODE_FAULTS = {
     r"uncorrectable ECC error": "a GPU's memory has an error that cannot be corrected",
     r"uncorrectable NVLink error": "a link between GPUs has an error that cannot be corrected",
-    r"GPU is lost|fallen off the bus": "a GPU no longer answers its driver",
-    r"\bXid\b\W*(\(PCI|\d)": "the driver has reported an error of a GPU (Xid)",
-    r"system not yet initialized": "the GPUs' fabric manager is not ready",
+    r"GPU (is lost|has fallen off the bus)": "a GPU no longer answers its driver",
+    r"\bXid \(PCI:[^)]+\): (?!(13|31|43|45|68|69)\b)\d": "the driver has reported an error of a GPU (Xid)",
+    r"(CUDA error|Error 802): system not yet initialized": "the GPUs' fabric manager is not ready",
     r"unsupported display driver / cuda driver combination": "the GPU's driver is half updated",
     r"IBV_EVENT_DEVICE_FATAL|local catastrophic error": "an InfiniBand adapter has failed",
     r"HSA_STATUS_ERROR_EXCEPTION": "a GPU has raised a hardware exception",
@@ -183,7 +183,7 @@ def find_node_fault(error: BaseException) -> str | None:
     for _ in range(MOST_CAUSES):
         if found is None:
             break
-        text = read_message(found)
+        text = read_message(found) if _is_of_library(found) else ""
         for pattern, meaning in NODE_FAULTS.items():
             if re.search(pattern, text):
                 return meaning
@@ -191,8 +191,15 @@ def find_node_fault(error: BaseException) -> str | None:
         for match in _DISK_FAULT.finditer(text):
             if is_local(Path(match["path"])):
                 return f"the machine's own disk is full, or has failed ({match['path']})"
-        found = found.__cause__ or found.__context__
+        hidden = found.__suppress_context__  # ``raise … from None``: the script knows better.
+        found = found.__cause__ or (None if hidden else found.__context__)
     return None
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether torch, NCCL, NVML or a file may have raised it: a ValueError holds the script's own
+    text."""
+    return isinstance(error, RuntimeError | OSError) or type(error).__module__ == "pynvml"
 
 
 def _is_one(error: BaseException, module: ModuleType | None, name: str) -> bool:
