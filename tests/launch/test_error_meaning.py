@@ -66,6 +66,7 @@ def test_faults_of_a_machine(tmp_path):
     # Xid 31 is an illegal address: the script's. So are a script's own words.
     of_script = [
         RuntimeError("NVRM: Xid (PCI:0000:3b:00): 31, MMU Fault"),
+        RuntimeError("HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in …"),
         RuntimeError("system not yet initialized"),
         KeyError("Xid: 3"),
         ValueError("not a label: 'the GPU has fallen off the bus'"),

@@ -49,18 +49,19 @@ NODE_FAULTS = {
     r"uncorrectable ECC error": "a GPU's memory has an error that cannot be corrected",
     r"uncorrectable NVLink error": "a link between GPUs has an error that cannot be corrected",
     r"GPU (is lost|has fallen off the bus)": "a GPU no longer answers its driver",
-    r"\bXid \(PCI:[^)]+\): (?!(13|31|43|45|68|69)\b)\d": "the driver has reported an error of a GPU (Xid)",
+    r"\bXid \(PCI:[^)]+\): (?!(13|31|43|45|68|69)\b)\d":
+        "the driver has reported an error of a GPU (Xid)",
     r"(CUDA error|Error 802): system not yet initialized": "the GPUs' fabric manager is not ready",
     r"unsupported display driver / cuda driver combination": "the GPU's driver is half updated",
     r"IBV_EVENT_DEVICE_FATAL|local catastrophic error": "an InfiniBand adapter has failed",
-    r"HSA_STATUS_ERROR_EXCEPTION": "a GPU has raised a hardware exception",
     r"(ZE|UR)_RESULT_ERROR_DEVICE_(LOST|REQUIRES_RESET)|PI_ERROR_DEVICE_NOT_AVAILABLE":
         "a GPU is lost to its driver, or must be reset",
 }  # fmt: skip
 """What errors say that belong to one machine, as a regular expression, and what they mean.
 
-The words are those of cudaGetErrorString, hipGetErrorString, NVML, NCCL's log, hsa.h and Level
-Zero's and Unified Runtime's error codes.
+The words are those of cudaGetErrorString, hipGetErrorString, NVML, NCCL's log, and Level Zero's and
+Unified Runtime's error codes. Not what a script can cause: HSA_STATUS_ERROR_EXCEPTION (an index out
+of bounds, pytorch/pytorch#173791), and Xids 13, 31, 43, 45, 68 and 69 (NVIDIA's Xid catalog).
 """
 _DISK_FAULT = re.compile(r"\[Errno (5|28)\] [^:\n]+: (?P<quote>['\"])(?P<path>/.+?)(?P=quote)")
 """As Python says that a file's disk has failed or is full (EIO, ENOSPC)."""
