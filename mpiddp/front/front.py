@@ -143,8 +143,8 @@ class Job:
             while True:
                 began = time.monotonic()
                 try:
-                    self._examine_nodes(launch, directory)
-                    found = self._attempt(launch, directory, count)
+                    found = self._examine_nodes(launch, directory)
+                    found = found or self._attempt(launch, directory, count)
                     found = replace(found, seconds=time.monotonic() - began)
                 except (ConfigurationError, LaunchError) as error:
                     if not count:
@@ -184,13 +184,15 @@ class Job:
         }
         return RankStart(self.plan, self.program, self.files).run(launch, directory, numbers)
 
-    def _examine_nodes(self, launch: Launch, directory: Path | None) -> None:
+    def _examine_nodes(self, launch: Launch, directory: Path | None) -> Exit | None:
         """With --preflight: have the doctor look at all nodes, and plan without those that fail.
 
-        Raises LaunchError if too few are left.
+        Returns the attempt's end if the job was preempted meanwhile. Raises LaunchError if too few
+        are left.
         """
-        if not self.options.preflight or launch.signal is not None:
-            return
+        is_asked = launch.signal is not None or launch.preemption is not None
+        if not self.options.preflight or is_asked:
+            return None
         if directory is None:
             raise ConfigurationError(
                 "--preflight writes what it finds to a directory of its own, and none could be "
@@ -205,8 +207,13 @@ class Job:
         examination = preflight.plan_examination(directory)
         doctor = make_rank_command(examination.line, self.options)
         found = RankStart(plan, doctor, examination.files).run(launch, directory, {})
+        # Such a signal ends the doctor, and says nothing of a node.
+        preemption = launch.preemption or found.preemption
         if found.signal is not None:
-            return
+            return None
+        if preemption is not None:
+            say("preempted during the preflight: no rank was started")
+            return Exit(PREEMPTED, "", preemption)
         faults = preflight.read_faults(examination, hosts, found)
         for fault in faults:
             say(fault.describe())
@@ -225,6 +232,7 @@ class Job:
                 )
             self.plan = make_plan(self.options, self._lost, self._question)
         say(f"{passed} passed the preflight in {seconds:.1f} s")
+        return None
 
     def _prepare_restart(self, end: JobEnd, found: Exit, used: int) -> bool:
         """Plan the next attempt without the nodes that were lost; False if there is none."""

@@ -52,6 +52,8 @@ class Exit:
     """Whether the launcher did not end after a signal, and was killed with what it had started."""
     seconds: float = 0.0
     """How long it ran."""
+    preemption: int | None = None
+    """The last signal to preempt the job that its ranks were sent from here."""
 
 
 @dataclass(frozen=True)

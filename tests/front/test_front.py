@@ -907,6 +907,15 @@ def test_nodes_are_examined_before_the_ranks_start(
     assert code or ("--exclude=n2" in attempts.commands[1]) is (BAD in rows)
 
 
+def test_a_preemption_during_the_preflight_is_no_fault_of_a_node(folder, monkeypatch, capsys):
+    attempts = Attempts(monkeypatch, Exit(138, preemption=signal.SIGUSR1), Exit(0))
+    assert attempts.start("-n", "2", "--preflight") == 75
+    assert len(attempts.commands) == 1
+    assert (
+        capsys.readouterr().err == "mpiddp: preempted during the preflight: no rank was started\n"
+    )
+
+
 ERROR = {"code": 1, "reason": "KeyError: 3 at 0x7f", "host": "n1", "step": None}
 LOSS = {**ERROR, "code": 6, "lost_rank": 1}
 CRASH = {**LOSS, "reason": "rank 1 on n1 was lost: it was killed by SIGSEGV"}

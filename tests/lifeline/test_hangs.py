@@ -86,6 +86,11 @@ BUSY = stack(
             "ranks make different calls: rank 0 on node0 calls all_reduce 57 (4,096 float32, "
             "train.py:80); rank 1 on node0 calls broadcast 57 (7 float32, train.py:80)"
         )),
+        # Who has made a call is a member, whatever torch says of a group that is closed.
+        ([(REDUCE, (call(members=[0]),)), (REDUCE, (call(name="broadcast", members=[0]),))], (
+            "ranks make different calls: rank 0 on node0 calls all_reduce 57 (4,096 float32, "
+            "train.py:80); rank 1 on node0 calls broadcast 57 (4,096 float32, train.py:80)"
+        )),
         ([(BACKWARD, WAITS[1]), (REDUCE, (call(size=9),)), GONE], (
             "rank 1 on node0 makes another call than the others: all_reduce 57 (9 float32, "
             "train.py:80), where rank 0 calls all_reduce 57 (4,096 float32, train.py:77)"
