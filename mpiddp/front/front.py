@@ -143,8 +143,8 @@ class Job:
             while True:
                 began = time.monotonic()
                 try:
-                    found = self._examine_nodes(launch, directory)
-                    found = found or self._attempt(launch, directory, count)
+                    ended = self._examine_nodes(launch, directory)
+                    found = ended or self._attempt(launch, directory, count)
                     found = replace(found, seconds=time.monotonic() - began)
                 except (ConfigurationError, LaunchError) as error:
                     if not count:
