@@ -277,6 +277,8 @@ CACHES = {
     "TRITON_CACHE_DIR": "triton",
 }
 """Where compilers keep their results, and what `launch/caches.py` calls the directory."""
+CACHE_CHOICES = {"TRITON_CACHE_DIR": ("TORCHINDUCTOR_CACHE_DIR", "TRITON_HOME")}
+"""Other variables by which a user has chosen one of them: Triton's is below Inductor's then."""
 
 OPENBLAS_MAIN_FREE = "OPENBLAS_MAIN_FREE"
 """Lets the main thread use all cores. numpy sets it while it is imported."""

@@ -75,6 +75,8 @@ class Launch:
         """The last one that asked this process to end."""
         self.preemption: int | None = None
         """The last one that preempted the job while no ranks ran: they cannot react to it."""
+        self._passed: int | None = None
+        """The last one to preempt the job that the ranks have got that run now."""
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = ""
         """The job's, for the attempt that runs."""
@@ -119,7 +121,7 @@ class Launch:
                 output = stack.enter_context(open(files.output, "ab"))
                 error = stack.enter_context(open(files.error, "ab"))
             self._directory = variables.get(environment.JOB_DIRECTORY, "")
-            self._began = time.monotonic()
+            self._began, self._passed = time.monotonic(), None
             try:
                 process = subprocess.Popen(
                     command,
@@ -157,7 +159,8 @@ class Launch:
             self._process = None
             was_killed = guard.finish(code)
         status = code if code >= 0 else 128 - code
-        return Exit(status, reader.find(), self.signal, was_killed=was_killed)
+        said, passed = reader.find(), self._passed
+        return Exit(status, said, self.signal, was_killed=was_killed, preemption=passed)
 
     def _describe(self, variables: Mapping[str, str]) -> Watched:
         is_srun = self.kind is SRUN
@@ -196,6 +199,7 @@ class Launch:
         if number in ENDING:
             self.signal = number
         if self._is_running():
+            self._passed = number if number in PREEMPTING else self._passed
             self._pass_on(number)
         elif number in PREEMPTING:
             self.preemption = number

@@ -94,8 +94,8 @@ class Job:
             while True:
                 began = time.monotonic()
                 try:
-                    self._examine_nodes(launch, directory)
-                    found = self._attempt(launch, directory, count)
+                    ended = self._examine_nodes(launch, directory)
+                    found = ended or self._attempt(launch, directory, count)
                     found = replace(found, seconds=time.monotonic() - began)
                 except (ConfigurationError, LaunchError) as error:
                     if not count:
@@ -135,13 +135,15 @@ class Job:
         }
         return RankStart(self.plan, self.program, self.files).run(launch, directory, numbers)
 
-    def _examine_nodes(self, launch: Launch, directory: Path | None) -> None:
+    def _examine_nodes(self, launch: Launch, directory: Path | None) -> Exit | None:
         """With --preflight: have the doctor look at all nodes, and plan without those that fail.
 
-        Raises LaunchError if too few are left.
+        Returns the attempt's end if the job was preempted meanwhile. Raises LaunchError if too few
+        are left.
         """
-        if not self.options.preflight or launch.signal is not None:
-            return
+        is_asked = launch.signal is not None or launch.preemption is not None
+        if not self.options.preflight or is_asked:
+            return None
         began, plan, layout = time.monotonic(), self.plan, self.plan.layout
         if layout is not None:
             request = preflight.widen(self.options, layout.ranks_of)
@@ -150,8 +152,13 @@ class Job:
             plan = make_plan(request, without, self._question)
         hosts = preflight.list_hosts(layout)
         faults = preflight.find_faults(plan, self.options, hosts, launch, directory)
-        if faults is None:
-            return
+        if isinstance(faults, Exit):
+            # Such a signal ends the doctor, and says nothing of a node.
+            number = launch.preemption or faults.preemption
+            if faults.signal is not None or number is None:
+                return None
+            say("preempted during the preflight: no rank was started")
+            return Exit(PREEMPTED, "", number)
         for fault in faults:
             say(fault.describe())
         bad, passed = preflight.find_bad_hosts(faults, hosts, layout, self.options)
@@ -159,6 +166,7 @@ class Job:
             self._lost += bad
             self.plan = make_plan(self.options, self._lost, self._question)
         say(f"{passed} passed the preflight in {time.monotonic() - began:.1f} s")
+        return None
 
     def _prepare_restart(self, end: JobEnd, found: Exit, used: int) -> bool:
         """Plan the next attempt without the nodes that were lost; False if there is none."""

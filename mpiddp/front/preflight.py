@@ -59,8 +59,9 @@ def find_faults(
     hosts: Sequence[str],
     launch: Launch,
     directory: Path | None,
-) -> list[Fault] | None:
-    """Start the doctor on ``hosts``, by ``plan``. Returns what it found wrong; None after a signal.
+) -> list[Fault] | Exit:
+    """Start the doctor on ``hosts``, by ``plan``. Returns what it found wrong; its end if a signal
+    came meanwhile.
 
     ``directory``: the job's. Raises ConfigurationError if it has none.
     """
@@ -75,7 +76,8 @@ def find_faults(
     words = ("doctor", "--timeout", str(STAGE_SECONDS), "--output", str(report))
     doctor = make_rank_command(CommandLine((), (), None, words), options)
     end = RankStart(plan, doctor, files).run(launch, directory, {})
-    return None if end.signal is not None else _read_faults(report, files, hosts, end)
+    is_asked = end.signal is not None or end.preemption is not None
+    return end if is_asked else _read_faults(report, files, hosts, end)
 
 
 def _read_faults(report: Path, files: Files, hosts: Sequence[str], end: Exit) -> list[Fault]:

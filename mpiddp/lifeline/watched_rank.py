@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from mpiddp.process.sockets.links import Link
 from mpiddp.process.sockets.peer_user import find_peer
 
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
+FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Before these end a process, faulthandler writes its stack."""
 ENTRY_BYTES = 1 << 12
 MOST_DESCRIPTORS = 3
 
@@ -97,6 +100,7 @@ class WatchedRank:
             "stopped": lambda reply: reply(self._stop.is_stopped),
         }
         """What is answered to requests, by their names."""
+        self._has_crashed = False
         self._watch_process()
 
     def answer(self, name: str, reply: Reply) -> None:
@@ -107,8 +111,9 @@ class WatchedRank:
         if not self.has_ended and name in self._answers:
             self._answers[name](reply)
         elif self.has_ended and name == "stacks":
-            frames = [frame.pack() for frame in self._reader.read_last()]
-            reply({"state": "", "frames": frames})
+            # Else it is that of a forked child, which writes to the same file.
+            frames = self._reader.read_last() if self._has_crashed else []
+            reply({"state": "", "frames": [frame.pack() for frame in frames]})
 
     def watch_stops(self, seconds: float) -> None:
         """From now on, tell if it has been stopped for so long."""
@@ -168,6 +173,7 @@ class WatchedRank:
     def _note_end(self) -> None:
         """The rank has gone; what it has said before is heard first."""
         status = self.process.find_status()
+        self._has_crashed = status is None or status & 0x7F in FATAL
         self._leave_process()
         with contextlib.suppress(OSError, ValueError):
             while messages := self.link.receive():

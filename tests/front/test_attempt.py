@@ -93,8 +93,12 @@ def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monke
         signal.raise_signal(signal.SIGUSR1)
 
     monkeypatch.setattr(attempt, "copy_messages", be_preempted)
-    assert launch.run(["true"], os.environ, None).status == 0
-    assert launch.preemption == signal.SIGUSR1
+    found = launch.run(["true"], os.environ, None)
+    assert (found.status, found.preemption, launch.preemption) == (0, None, signal.SIGUSR1)
+    # This one gets it.
+    assert launch.run(["sleep", str(SECONDS)], os.environ, None).status == 128 + signal.SIGUSR1
+    monkeypatch.setattr(attempt, "copy_messages", lambda *_: signal.raise_signal(signal.SIGUSR2))
+    assert launch.run(["sleep", str(SECONDS)], os.environ, None).preemption == signal.SIGUSR2
 
 
 def test_ctrl_c_before_the_ranks_have_met_is_no_interrupt_of_python(launch, monkeypatch, tmp_path):

@@ -911,15 +911,32 @@ def test_nodes_are_examined_before_the_ranks_start(
     assert code or ("--exclude=n2" in attempts.commands[1]) is (BAD in rows)
 
 
+def test_a_preemption_during_the_preflight_is_no_fault_of_a_node(folder, monkeypatch, capsys):
+    attempts = Attempts(monkeypatch, Exit(138, preemption=signal.SIGUSR1), Exit(0))
+    assert attempts.start("-n", "2", "--preflight") == 75
+    assert len(attempts.commands) == 1
+    assert (
+        capsys.readouterr().err == "mpiddp: preempted during the preflight: no rank was started\n"
+    )
+
+
 ERROR = {"code": 1, "reason": "KeyError: 3 at 0x7f", "host": "n1", "step": None}
-CRASH = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it was killed by SIGSEGV"}
-SILENT = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it is silent"}
+LOSS = {**ERROR, "code": 6, "lost_rank": 1}
+CRASH = {**LOSS, "reason": "rank 1 on n1 was lost: it was killed by SIGSEGV"}
+SILENT = {**LOSS, "reason": "rank 1 on n1 was lost: it is silent"}
+LEFT = {**LOSS, "reason": "rank 1 on n1 left early: it left with exit code 1 without closing"}
 
 
 @pytest.mark.parametrize(
     ("before", "found", "seconds", "is_same"),
     [
-        (ERROR, {**ERROR, "reason": "KeyError: 4 at 0x55f", "host": "n2"}, 1, True),
+        (ERROR, {**ERROR, "host": "n2"}, 1, True),
+        # A script's own text may say how far it came; of a step that is known it need not.
+        (ERROR, {**ERROR, "reason": "KeyError: 4 at 0x55f"}, 1, False),
+        ({**ERROR, "path": "x"}, {**ERROR, "path": "x", "reason": "KeyError: 4 at 0x7f"}, 1, True),
+        # Any error may be behind an exit code.
+        ({**ERROR, "reason": "SystemExit: 1"}, {**ERROR, "reason": "SystemExit: 1"}, 1, False),
+        (LEFT, LEFT, 1, False),
         (ERROR, {**ERROR, "reason": "ValueError: 3"}, 1, False),
         (ERROR, {**ERROR, "code": 4}, 1, False),
         (ERROR, {**ERROR, "reason": ""}, 1, False),
@@ -932,7 +949,12 @@ SILENT = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it is silent"}
         ({**ERROR, "node_fault": "x"}, {**ERROR, "node_fault": "x", "host": "n2"}, 1, False),
         ({**ERROR, "node_fault": "x"}, {**ERROR, "node_fault": "x"}, 1, True),
         ({**SILENT, "lost_host": "n1"}, {**SILENT, "lost_host": "n2"}, 1, False),
-        ({**CRASH, "lost_host": "n1"}, {**CRASH, "lost_host": "n2"}, 1, True),
+        (
+            {**CRASH, "lost_host": "n1"},
+            {**CRASH, "lost_host": "n2", "reason": CRASH["reason"].replace("1", "2")},
+            1,
+            True,
+        ),
     ],
 )
 def test_the_same_error_before_any_step_is_not_tried_a_third_time(

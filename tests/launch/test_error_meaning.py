@@ -61,5 +61,16 @@ def test_faults_of_a_machine(tmp_path):
     for error in (disk, worker, cause, RuntimeError("Xid (PCI:0000:3b:00): 79, GPU has fallen")):
         assert error_origin.find_node_fault(error)
     elsewhere = OSError(28, "No space left on device", "/proc/full")
-    for error in (elsewhere, OSError(28, "No space left on device"), RuntimeError("ECC")):
+    hidden = RuntimeError("a cache is full")
+    hidden.__context__, hidden.__suppress_context__ = disk, True
+    # Xid 31 is an illegal address: the script's. So are a script's own words.
+    of_script = [
+        RuntimeError("NVRM: Xid (PCI:0000:3b:00): 31, MMU Fault"),
+        RuntimeError("HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in …"),
+        RuntimeError("system not yet initialized"),
+        KeyError("Xid: 3"),
+        ValueError("not a label: 'the GPU has fallen off the bus'"),
+    ]
+    full = OSError(28, "No space left on device")
+    for error in (elsewhere, full, hidden, RuntimeError("ECC"), *of_script):
         assert not error_origin.find_node_fault(error)

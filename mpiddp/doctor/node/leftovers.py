@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ BESIDE = ("mpiddp.lifeline", "mpiddp/process/")
 """In the command of what mpiddp starts beside ranks: it has no parent, and ends with them."""
 REAPERS = ("init", "systemd")
 """What takes processes whose parents have gone, besides process 1."""
+LAUNCHERS = re.compile(r"mpiddp|mpirun|mpiexec|hydra|(prte|orte)run|(prte|orte)d\b|srun")
+"""In the command of process 1 of a container: its children are those of a job that runs."""
 SHOWN = 4
 """Processes and files that a line names."""
 
@@ -55,15 +58,20 @@ def _find_orphans() -> list[int]:
             ):
                 continue
             stat = read_stat(name)
-            command = Path("/proc", name, "cmdline").read_text(errors="replace")
-            is_beside = any(word in command for word in BESIDE)
+            is_beside = any(word in _read_command(name) for word in BESIDE)
             if stat[0] not in "ZX" and not is_beside and _has_lost_parent(int(stat[1])):
                 found.append(int(name))
     return found
 
 
 def _has_lost_parent(parent: int) -> bool:
-    return parent == 1 or Path("/proc", str(parent), "comm").read_text().strip() in REAPERS
+    if parent == 1:
+        return not LAUNCHERS.search(_read_command("1"))
+    return Path("/proc", str(parent), "comm").read_text().strip() in REAPERS
+
+
+def _read_command(process: str) -> str:
+    return Path("/proc", process, "cmdline").read_text(errors="replace")
 
 
 def _measure(path: str) -> int:

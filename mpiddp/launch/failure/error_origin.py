@@ -31,19 +31,20 @@ _TORCH = re.compile(
 NODE_FAULTS = {
     r"uncorrectable ECC error": "a GPU's memory has an error that cannot be corrected",
     r"uncorrectable NVLink error": "a link between GPUs has an error that cannot be corrected",
-    r"GPU is lost|fallen off the bus": "a GPU no longer answers its driver",
-    r"\bXid\b\W*(\(PCI|\d)": "the driver has reported an error of a GPU (Xid)",
-    r"system not yet initialized": "the GPUs' fabric manager is not ready",
+    r"GPU (is lost|has fallen off the bus)": "a GPU no longer answers its driver",
+    r"\bXid \(PCI:[^)]+\): (?!(13|31|43|45|68|69)\b)\d":
+        "the driver has reported an error of a GPU (Xid)",
+    r"(CUDA error|Error 802): system not yet initialized": "the GPUs' fabric manager is not ready",
     r"unsupported display driver / cuda driver combination": "the GPU's driver is half updated",
     r"IBV_EVENT_DEVICE_FATAL|local catastrophic error": "an InfiniBand adapter has failed",
-    r"HSA_STATUS_ERROR_EXCEPTION": "a GPU has raised a hardware exception",
     r"(ZE|UR)_RESULT_ERROR_DEVICE_(LOST|REQUIRES_RESET)|PI_ERROR_DEVICE_NOT_AVAILABLE":
         "a GPU is lost to its driver, or must be reset",
 }  # fmt: skip
 """What errors say that belong to one machine, as a regular expression, and what they mean.
 
-The words are those of cudaGetErrorString, hipGetErrorString, NVML, NCCL's log, hsa.h and Level
-Zero's and Unified Runtime's error codes.
+The words are those of cudaGetErrorString, hipGetErrorString, NVML, NCCL's log, and Level Zero's and
+Unified Runtime's error codes. Not what a script can cause: HSA_STATUS_ERROR_EXCEPTION (an index out
+of bounds, pytorch/pytorch#173791), and Xids 13, 31, 43, 45, 68 and 69 (NVIDIA's Xid catalog).
 """
 _DISK_FAULT = re.compile(r"\[Errno (5|28)\] [^:\n]+: (?P<quote>['\"])(?P<path>/.+?)(?P=quote)")
 """As Python says that a file's disk has failed or is full (EIO, ENOSPC)."""
@@ -63,7 +64,7 @@ def is_peer_loss(error: BaseException) -> bool:
 
 def find_origin(error: BaseException) -> str:
     """Where ``error`` comes from: OWN, PEER or REPEATED."""
-    for found in _list_causes(error):
+    for found in _list_causes(error, sees_hidden=True):
         is_mpi = type(found).__module__ == "mpi4py.MPI"
         if isinstance(found, PeerFailedError):
             return REPEATED
@@ -77,8 +78,8 @@ def find_node_fault(error: BaseException) -> str | None:
 
     Another machine could run the same script. A full disk is a fault if it is this machine's own.
     """
-    for found in _list_causes(error):
-        text = read_message(found)
+    for found in _list_causes(error, sees_hidden=False):
+        text = read_message(found) if _is_of_library(found) else ""
         for pattern, meaning in NODE_FAULTS.items():
             if re.search(pattern, text):
                 return meaning
@@ -89,14 +90,21 @@ def find_node_fault(error: BaseException) -> str | None:
     return None
 
 
-def _list_causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what has led to it."""
+def _is_of_library(error: BaseException) -> bool:
+    """Whether torch, NCCL, NVML or a file may have raised it: a ValueError holds the script's own
+    text."""
+    return isinstance(error, RuntimeError | OSError) or type(error).__module__ == "pynvml"
+
+
+def _list_causes(error: BaseException, *, sees_hidden: bool) -> Iterator[BaseException]:
+    """An error, and what has led to it; ``sees_hidden``: also before a ``raise … from None``."""
     found: BaseException | None = error
     for _ in range(MOST_CAUSES):
         if found is None:
             break
         yield found
-        found = found.__cause__ or found.__context__
+        is_shown = sees_hidden or not found.__suppress_context__
+        found = found.__cause__ or (found.__context__ if is_shown else None)
 
 
 def _is_one(error: BaseException, module: ModuleType | None, name: str) -> bool:

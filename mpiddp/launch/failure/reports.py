@@ -181,8 +181,8 @@ class FailureReports:
     def report(self, report: Report, *, told: bool = False) -> None:
         """Print and write a report; ``told``: it has been printed already."""
         # The console first: files may be on a system that has stopped answering.
-        positions = self._find_positions(report)
-        text = report.text + self.note + describe(positions)
+        positions, table = self._find_positions(report)
+        text = report.text + self.note + table
         report = replace(report, text=text)
         self._print("" if told else self._show(report))
         self.write_files(report, is_reporter=True)
@@ -190,13 +190,14 @@ class FailureReports:
         if self.peers.is_shared:
             time.sleep(FORWARD_SECONDS)
 
-    def _find_positions(self, report: Report) -> list[StackPosition]:
-        """Where each rank is, if another may have kept this one waiting."""
+    def _find_positions(self, report: Report) -> tuple[list[StackPosition], str]:
+        """Where each rank is, and the same in words, if another may have kept this one waiting."""
         lifeline, error = self.peers.lifeline, report.error
         is_hang = isinstance(error, HANGS) or is_peer_loss(error)
         with contextlib.suppress(Exception):  # The report does without.
-            return lifeline.gather_stacks() if lifeline is not None and is_hang else []
-        return []
+            found = lifeline.gather_stacks() if lifeline is not None and is_hang else []
+            return found, describe(found)
+        return [], ""
 
     def _write_whole(self, positions: Sequence[StackPosition], text: str) -> None:
         """Write the whole report of where all ranks are, and say where it is."""

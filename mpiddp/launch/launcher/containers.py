@@ -23,7 +23,6 @@ def find_own_namespaces(launcher: Launcher) -> frozenset[str]:
     """
     daemon = _find_daemon(launcher)
     namespaces = set() if daemon else {PROCESSES}
-    # Slurm's daemon does not let users look, and is not in a user's namespace.
     if _read_users() not in ([], [(0, 0, 2**32 - 1)]) and not _shares_users(daemon):
         namespaces.add(USER)
     return frozenset(namespaces)
@@ -50,8 +49,14 @@ def _find_daemon(launcher: Launcher) -> int:
 
 def _shares_users(process: int) -> bool:
     """Whether a process is in this one's user namespace."""
+    folder = Path("/proc", str(process))
     with contextlib.suppress(OSError):
-        return Path("/proc", str(process), "ns/user").samefile("/proc/self/ns/user")
+        try:
+            return (folder / "ns/user").samefile("/proc/self/ns/user")
+        except PermissionError:
+            # Slurm's daemon, which is root's. All of a node may be a container: as seen from here
+            # the map of another namespace differs.
+            return (folder / "uid_map").read_bytes() == USER_MAP.read_bytes()
     return False
 
 
