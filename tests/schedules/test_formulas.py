@@ -252,13 +252,6 @@ def test_the_busiest_rank_sends_as_much_as_is_documented(name):
         assert close(sent.max() / (8 * schedule.chunks), BUSIEST[name](ranks)), ranks
 
 
-@pytest.mark.parametrize("name", ["swing", "ring"])
-def test_many_ranks_are_simulated(name):
-    price = registry.parse(name).prices([2**22], ODD, (1,) * 256)[0]
-    assert price.source == "simulated" and len(price.simulation.steps) == price.form.steps
-    assert close(price.seconds, price.form.seconds(2**22, ODD))
-
-
 @pytest.fixture
 def no_simulation(monkeypatch):
     def refuse(*_, **__):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 import time
 from xml.etree import ElementTree
@@ -84,23 +83,14 @@ def add_twice(root, draw):
 KINDS = (give_wrong_peer, give_wrong_chunk, forget_dependency, add_twice)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "kinds", "number"),
-    [(64, (give_wrong_peer, give_wrong_chunk, add_twice), 1), (16, KINDS, 8)],
-)
-def test_a_hundred_of_a_hundred_are_flagged(ranks, kinds, number):
-    for name, kind in itertools.product(PLANS, kinds):
-        draw, left = random.Random(name), number
-        while left:
-            root = make_tree(name, ranks)
-            kind(root, draw)
-            begin = time.process_time()
-            fault = find_fault(root)
-            assert time.process_time() - begin < 5
-            # A step may still wait for another by what others wait for.
-            is_right = not fault and kind is forget_dependency and is_all_reduce(root, range(10))
-            assert fault or is_right, (name, kind.__name__)
-            left -= not is_right
+@pytest.mark.parametrize("kind", [give_wrong_peer, give_wrong_chunk, add_twice])
+def test_changes_are_flagged_on_64_ranks_in_seconds(kind):
+    for name in PLANS:
+        root = make_tree(name, 64)
+        kind(root, random.Random(name))
+        begin = time.process_time()
+        assert find_fault(root), name
+        assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -110,10 +100,11 @@ def test_what_is_not_flagged_makes_no_difference(name, ranks):
     assert find_fault(make_tree(name, ranks)) == ""
     assert is_all_reduce(make_tree(name, ranks), range(5))
     for seed in range(24):
-        root = make_tree(name, ranks)
-        KINDS[seed % len(KINDS)](root, random.Random(seed))
+        root, kind = make_tree(name, ranks), KINDS[seed % len(KINDS)]
+        kind(root, random.Random(seed))
         if not find_fault(root):
-            assert is_all_reduce(root, range(20)), (name, ranks, seed)
+            # A step may still wait for another by what others wait for.
+            assert kind is forget_dependency and is_all_reduce(root, range(20)), (name, ranks, seed)
 
 
 def test_it_says_where():
