@@ -187,9 +187,9 @@ FAULTS = [
     ([RECEIVES_FIRST], [RECEIVES_FIRST], {}, "deadlock: rank 0, thread block 0, step 0 (rrc) wait"),
     ([[step(0, "rrc")]], [EXCHANGE], {}, "deadlock: rank 1, thread block 0, step 1 (rrc)"),
     ([[*EXCHANGE, step(2, "s")]], [EXCHANGE], {}, "step 2 (s): nobody on rank 1 receives it (chan"),
-    ([[step(0, "s", "i1"), EXCHANGE[1]]], [EXCHANGE], {}, "chunk 1 of rank 0's input is not inside"),
+    ([[step(0, "s", "i1"), EXCHANGE[1]]], [EXCHANGE], {}, "chunk 1 of rank 0's input is not in"),
     ([[step(0, "s", count=2), EXCHANGE[1]]], [EXCHANGE], {}, "sends 2 chunks, rank 1, thread bloc"),
-    ([[*EXCHANGE, step(2, "re")]], [EXCHANGE], {}, "step 2 (re): the contribution of ranks 0, 1 is"),
+    ([[*EXCHANGE, step(2, "re")]], [EXCHANGE], {}, "step 2 (re): the contribution of ranks 0, 1 i"),
     ([[EXCHANGE[0], step(1, "r")]], [EXCHANGE], {}, "output chunk 0 lacks the contribution of ran"),
     ([[step(1, "s"), step(0, "rrc")]], [EXCHANGE], {}, "its steps are not numbered 0 to 1"),
     ([EXCHANGE], [EXCHANGE], {}, ""),
@@ -200,13 +200,13 @@ FAULTS = [
      "race: rank 0, thread block 0, step 2 (cpy) writes chunks 1"),
     ([copy_onto_itself(2)], [copy_onto_itself(2)], FOUR, ""),
     ([EXCHANGE, [LATE_COPY]], [EXCHANGE], {},
-     "deadlock: rank 0, thread block 1, step 0 (cpy) waits for thread block 0, step 1, which never "
-     "says that it is done (hasdep=1)"),
+     ("deadlock: rank 0, thread block 1, step 0 (cpy) waits for thread block 0, step 1, which never "
+     "says that it is done (hasdep=1)")),
     # A later step announces an earlier one.
     ([[*EXCHANGE, step(2, "cpy", "i0", "s1", hasdep=1)], [LATE_COPY]], [EXCHANGE], {}, ""),
     ([[EXCHANGE[0], step(1, "rrc", hasdep=1)], [COPY]], [EXCHANGE], {},
-     "race: rank 0, thread block 1, step 0 (cpy) reads chunk 0 of rank 0's input, which rank 0, "
-     "thread block 0, step 1 (rrc) writes, and nothing orders the two"),
+     ("race: rank 0, thread block 1, step 0 (cpy) reads chunk 0 of rank 0's input, which rank 0, "
+     "thread block 0, step 1 (rrc) writes, and nothing orders the two")),
     ([SENDERS], add_in_turn(waits=(0, 0)), TWO, ""),
     ([SENDERS], add_in_turn(), TWO, "race: "),
 ]  # fmt: skip
