@@ -200,13 +200,13 @@ FAULTS = [
      "race: rank 0, thread block 0, step 2 (cpy) writes chunks 1"),
     ([copy_onto_itself(2)], [copy_onto_itself(2)], FOUR, ""),
     ([EXCHANGE, [LATE_COPY]], [EXCHANGE], {},
-     ("deadlock: rank 0, thread block 1, step 0 (cpy) waits for thread block 0, step 1, which never "
-     "says that it is done (hasdep=1)")),
+     ("deadlock: rank 0, thread block 1, step 0 (cpy) waits for thread block 0, step 1, which "
+      "never says that it is done (hasdep=1)")),
     # A later step announces an earlier one.
     ([[*EXCHANGE, step(2, "cpy", "i0", "s1", hasdep=1)], [LATE_COPY]], [EXCHANGE], {}, ""),
     ([[EXCHANGE[0], step(1, "rrc", hasdep=1)], [COPY]], [EXCHANGE], {},
      ("race: rank 0, thread block 1, step 0 (cpy) reads chunk 0 of rank 0's input, which rank 0, "
-     "thread block 0, step 1 (rrc) writes, and nothing orders the two")),
+      "thread block 0, step 1 (rrc) writes, and nothing orders the two")),
     ([SENDERS], add_in_turn(waits=(0, 0)), TWO, ""),
     ([SENDERS], add_in_turn(), TWO, "race: "),
 ]  # fmt: skip
