@@ -17,7 +17,6 @@ from mpiddp.schedules.cost import (
     MessageCost,
     StepPrice,
     bound,
-    check_nodes,
     flat,
     simulate,
     split,
@@ -215,12 +214,6 @@ def test_ranks_are_split_over_nodes_as_evenly_as_they_go(ranks, nodes):
         return
     sizes = split(ranks, nodes)
     assert (len(sizes), sum(sizes)) == (nodes, ranks) and max(sizes) - min(sizes) <= 1
-
-
-def test_nodes_that_are_not_given_have_one_rank_each():
-    assert check_nodes(3, None) == (1, 1, 1)
-    both = [simulate(build("ring", 4), 8, ODD, nodes).seconds for nodes in (None, (1,) * 4)]
-    assert both[0] == both[1]
 
 
 def test_a_buffer_has_no_less_than_nothing():

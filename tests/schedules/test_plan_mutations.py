@@ -9,12 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mpiddp.errors import ScheduleError
 from mpiddp.schedules.plans.msccl_writer import write_xml
-from mpiddp.schedules.plans.msccl_xml import read_xml
-from mpiddp.schedules.plans.plan_proof import prove_plan
 from mpiddp.schedules.registry import parse
-from plan_runs import is_all_reduce
+from plan_runs import find_fault, is_all_reduce
 
 PLANS = ("recursive-doubling:segments=2", "double-tree", "halving-doubling")
 
@@ -26,16 +23,6 @@ def write(name, ranks):
 
 def make_tree(name, ranks):
     return ElementTree.fromstring(write(name, ranks))
-
-
-def find_fault(root):
-    """What the proof says of a plan; empty if it is proved."""
-    try:
-        for plan in read_xml(ElementTree.tostring(root)):
-            prove_plan(plan)
-    except ScheduleError as error:
-        return str(error)
-    return ""
 
 
 def list_steps(root, *kinds):

@@ -10,9 +10,9 @@ import pytest
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.plans import plan_proof
 from mpiddp.schedules.plans.loading import read_plans
-from mpiddp.schedules.plans.msccl_xml import read_xml
 from mpiddp.schedules.plans.mscclpp_json import read_content
 from mpiddp.schedules.plans.plan_proof import prove_plan
+from plan_runs import find_fault
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
 RIGHT = {
@@ -96,15 +96,6 @@ def make_plan(*gpus, chunks=1, scratch=2, proto="LL", coll="allreduce"):
             text += "".join(steps) + "</tb>"
         text += "</gpu>"
     return text + "</algo>"
-
-
-def find_fault(text):
-    try:
-        for plan in read_xml(text.encode()):
-            prove_plan(plan)
-    except ScheduleError as error:
-        return str(error)
-    return ""
 
 
 EXCHANGE = [step(0, "s"), step(1, "rrc")]
