@@ -103,6 +103,9 @@ def test_where_there_is_no_memory_nothing_is_left_behind(call, monkeypatch):
     with pytest.raises(ConfigurationError) as found:
         SharedMemory().empty((25,), torch.float64)
     assert str(found.value) == "200 bytes of shared memory cannot be had: Cannot allocate memory"
+    monkeypatch.setattr(module, "find_shortage", lambda _: "the machine has 1 B left")
+    with pytest.raises(ConfigurationError, match="200 bytes .* than is free: the machine has 1 B"):
+        SharedMemory().empty((25,), torch.float64)
     assert count_descriptors() == before
 
 
