@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -156,7 +157,7 @@ def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.M
     def interrupt(call: Callable[[], object]) -> None:
         may_write.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(LastingCall, "finish", raise_interrupt)
+            patch.setattr(LastingCall, "finish", mock.Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 call()
 
@@ -186,10 +187,6 @@ def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.M
         mpiddp.Checkpointer(tmp_path, model).restore()
     checkpointer.close()
     assert mpiddp.Checkpointer(tmp_path, model).restore() == {"step": 4}
-
-
-def raise_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

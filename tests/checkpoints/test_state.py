@@ -163,10 +163,6 @@ def add_head(model: Net, optimizer: torch.optim.Optimizer) -> None:
     optimizer.add_param_group({"params": list(model.head.parameters()), "lr": 0.1})
 
 
-def free_head(model: Net, optimizer: torch.optim.Optimizer) -> None:
-    model.head.requires_grad_(True)
-
-
 def exchange(model: Net, optimizer: torch.optim.Optimizer) -> None:
     """The head in place of another part: the optimizer has as many parameters as before."""
     optimizer.param_groups.clear()
@@ -174,7 +170,12 @@ def exchange(model: Net, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "unfreeze"), [(freeze, add_head), (freeze, exchange), (freeze_gradients, free_head)]
+    ("begin", "unfreeze"),
+    [
+        (freeze, add_head),
+        (freeze, exchange),
+        (freeze_gradients, lambda model, _: model.head.requires_grad_(True)),
+    ],
 )
 def test_state_of_a_frozen_parameter_waits_until_it_is_trained_again(begin, unfreeze, tmp_path):
     model = Net()

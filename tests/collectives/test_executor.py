@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import oracle
 import promises
 from mpiddp.collectives.compiler.instructions import ProgramMessage
-from mpiddp.collectives.executor import Description, Recent, Workspace
+from mpiddp.collectives.executor import Description, Recent
 from mpiddp.collectives.transport.operators import NARROW, Operator, choose_accumulation
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import find_sums
@@ -91,13 +91,6 @@ def test_averages_are_divided_once_and_maxima_of_narrow_numbers_are_exact(name):
         promises.check(schedule, narrow, after, Operator.MAX)
 
 
-def sum_from_the_left(before, members) -> torch.Tensor:
-    total = before[members[0]].float()
-    for rank in members[1:]:
-        total = total + before[rank].float()
-    return total
-
-
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", SINGLE)
 @pytest.mark.parametrize("nodes", [[1] * 5, [5]])
@@ -110,16 +103,12 @@ def test_a_sum_of_narrow_numbers_is_the_float32_sum_rounded_once(name, nodes, dt
         after = run_team(
             schedule, before, nodes, operator=operator, accumulation=accumulation, cell=4, message=9
         )
-        expected = sum_from_the_left(before, schedule.members)
+        # From the left.
+        expected = sum(before[rank].float() for rank in schedule.members)
         if operator is Operator.AVERAGE:
             expected = expected / len(schedule.members)
         for rank in schedule.members:
             assert torch.equal(after[rank], expected.to(dtype))
-
-
-def count_bytes(workspace: Workspace) -> int:
-    spaces = workspace._spaces.values()
-    return sum(len(space.memory) * space.dtype.itemsize for space in spaces)
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -134,7 +123,9 @@ def test_in_memory_a_binding_takes_no_more_than_blocks_beside_what_is_read_early
         for program, workspace in zip(team.programs, team.workspaces, strict=True):
             wide = (accumulation or dtype).itemsize
             blocks = most * cell * dtype.itemsize + cell * wide
-            assert count_bytes(workspace) <= program.scratch * dtype.itemsize + blocks
+            spaces = workspace._spaces.values()
+            taken = sum(len(space.memory) * space.dtype.itemsize for space in spaces)
+            assert taken <= program.scratch * dtype.itemsize + blocks
 
 
 def test_the_value_that_was_unused_longest_makes_room():

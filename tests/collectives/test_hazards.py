@@ -25,15 +25,11 @@ SMALL = BufferCut(2, 2, True)
 SEEDS = range(20)
 
 
-def draw_buffers(schedule: Schedule, count: int, seed: int = 0) -> list[np.ndarray]:
-    """Large random integers, so that no wrong value goes unnoticed."""
-    numbers = np.random.default_rng(seed)
-    return [numbers.integers(-(2**40), 2**40, count) for _ in range(schedule.ranks)]
-
-
 def play(schedule: Schedule, programs: Sequence[RankProgram], seed: int) -> None:
     """Raise something unless the promises are kept in this order of events."""
-    before = draw_buffers(schedule, programs[0].count, seed)
+    numbers, count = np.random.default_rng(seed), programs[0].count
+    # Large ones, so that no wrong value goes unnoticed.
+    before = [numbers.integers(-(2**40), 2**40, count) for _ in range(schedule.ranks)]
     after = interleavings.play(programs, before, seed)
     promises.check(schedule, *(list(map(torch.from_numpy, side)) for side in (before, after)))
 

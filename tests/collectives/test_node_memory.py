@@ -41,10 +41,6 @@ def make_pair(*, call: int | None = None, seconds: float = 0.2):
     return pair
 
 
-def do_nothing() -> None:
-    """An action."""
-
-
 def exchange(node_memory, signature, adds, buffer=b""):
     add = [lambda: adds.append(1)]
     return node_memory.exchange(signature, memoryview(buffer), (add, add), describe)
@@ -82,7 +78,7 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
     one.wait(1, 1, lambda: describe(1))()
     for wait in (
         one.wait(1, 2, lambda: describe(1)),
-        one.exchange(5, memoryview(b""), ([do_nothing],) * 2, describe),
+        one.exchange(5, memoryview(b""), ([lambda: None],) * 2, describe),
     ):
         with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
             wait()
