@@ -210,16 +210,6 @@ def test_each_rank_tells_where_its_buffer_lies():
     assert len({version for _, version in versions}) == 1
 
 
-def test_exchanges_of_another_call_are_an_error():
-    one, other = make_pair(call=1)
-    adds = []
-    other.base += NEXT_CALL
-    other.words[WORDS] = other.base | 6
-    with pytest.raises(ConfigurationError, match="rank 1 makes another collective call"):
-        exchange(one, 5, adds, b"own")()
-    assert bytes(one.mailbox(0, one.parity, 3, torch.uint8).memory) == b"own" and not adds
-
-
 def test_a_writer_that_is_ahead_in_memory_is_no_error():
     one, other = make_pair(call=1)
     adds = []
