@@ -143,6 +143,8 @@ def test_the_lower_bounds_of_two_workers_and_their_server_by_hand():
     limits = bound(12, flat(5, 2, 1), (3,), members=2)
     assert (limits.latency, limits.bandwidth, limits.addition) == (5, 24, 4)
     assert bound(12, flat(5, 2, 1), (2,), members=1).seconds == 0
+    # One rank alone, and a buffer of nothing.
+    assert bound(100, ODD, (1,)).seconds == bound(0, ODD, (1,) * 4).seconds == 0
 
 
 @pytest.mark.parametrize(
@@ -178,10 +180,6 @@ def test_a_message_at_most_doubles_the_ranks_that_know_a_contribution(members, r
         assert limits.latency == 7 * rounds
     limits = bound(100, Machine(MessageCost(7, 0), MessageCost(7, 0)), (members,))
     assert limits.latency == 7 * rounds
-
-
-def test_one_rank_alone_has_no_lower_bound_nor_has_nothing():
-    assert bound(100, ODD, (1,)).seconds == bound(0, ODD, (1,) * 4).seconds == 0
 
 
 @pytest.mark.parametrize(
