@@ -207,6 +207,8 @@ LSF_HOSTS = "LSB_MCPU_HOSTS"
 GRID_ENGINE_HOST_FILE = "PE_HOSTFILE"
 COBALT_NODE_FILE = "COBALT_NODEFILE"
 OAR_NODE_FILE = "OAR_NODEFILE"
+FLUX_BROKER = "FLUX_URI"
+"""In each shell and script of a Flux job (man flux-environment)."""
 GRID_ENGINE_TASK = "SGE_TASK_ID"
 """In each job of Grid Engine, also without an array or several hosts."""
 OPEN_MPI_HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")
