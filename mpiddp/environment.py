@@ -33,6 +33,8 @@ class LauncherVariables:
 
 PRRTE_LAUNCHED = "PRTE_LAUNCHED"
 SLURM_STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
+SLURM_NODE_NAME = "SLURMD_NODENAME"
+"""Slurm's name of the node, in all that it starts there."""
 SLURM_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are the batch script, salloc's shell and the like: nobody's srun."""
 
@@ -145,6 +147,7 @@ PMI_DESCRIPTOR = "PMI_FD"
 MANAGER_HINTS = ("PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", PMI_DESCRIPTOR, "PMI_PORT")
 
 PMIX_NAMESPACE = "PMIX_NAMESPACE"
+PMIX_HOST = "PMIX_HOSTNAME"
 MANAGER_SIGNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"pmix": (PMIX_NAMESPACE, "PMIX_RANK"), "pmi": (PMI_DESCRIPTOR, "PMI_PORT", "PMI_RANK")}
 )
