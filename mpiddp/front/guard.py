@@ -180,8 +180,7 @@ class _Watch:
             return None
         told, now = os.read(self._receiver, 64), time.monotonic()
         if not told:
-            self._front_gone = now
-            _send([self._launcher], signal.SIGTERM)
+            self._front_gone = now  # The kernel has told the launcher (`attempt`).
         for number in told:
             if number in (ENDED, FAILED):
                 return number
