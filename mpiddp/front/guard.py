@@ -180,7 +180,8 @@ class _Watch:
             return None
         told, now = os.read(self._receiver, 64), time.monotonic()
         if not told:
-            self._front_gone = now  # The kernel has told the launcher (`attempt`).
+            # The kernel has told the launcher (`attempt`).
+            self._front_gone = now
         for number in told:
             if number in (ENDED, FAILED):
                 return number

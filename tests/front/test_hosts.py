@@ -193,7 +193,7 @@ def test_in_a_flux_job_its_own_command_is_named(monkeypatch):
     monkeypatch.setenv("FLUX_URI", "local:///run/flux/local")
     plan = launch_plan.make_plan(FrontOptions(ranks=8))
     assert "flux run -N NODES -n 8 python -m mpiddp" in plan.note
-    with pytest.raises(ConfigurationError, match="--nodes: .* flux run -N NODES -n RANKS"):
+    with pytest.raises(ConfigurationError, match=r"--nodes: .* flux run -N NODES -n RANKS"):
         launch_plan.make_plan(FrontOptions(nodes=2))
 
 
