@@ -120,7 +120,7 @@ def run_inside(launcher, allocation, command) -> launchers.Result:
     """Run INIT with ``command`` inside an allocation that salloc makes."""
     line = [*allocation, *command, sys.executable, "-c", INIT]
     salloc, alone = slurm.find_program("salloc"), replace(launcher, mpirun=None)
-    return launchers.run(alone, 1, line, python=salloc)
+    return launchers.run(alone, 1, line, python=salloc, env={"HYDRA_IFACE": None})
 
 
 def test_words_reach_the_script_past_srun(slurm_cluster, tmp_path):
