@@ -121,9 +121,8 @@ class Launch:
                     preexec_fn=partial(_end_with, os.getpid()),
                 )
             except OSError as problem:
-                raise ConfigurationError(
-                    f"{command[0]} cannot be run: {problem.strerror}"
-                ) from None
+                reason = f"{command[0]} cannot be run: {problem.strerror}"
+                raise ConfigurationError(reason) from None
             # Signals are passed on from here on: the guard must know the launcher before.
             guard.watch(process.pid)
             self._process = process
