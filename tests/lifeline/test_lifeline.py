@@ -508,7 +508,7 @@ def test_a_run_is_told_where_it_looks(crew, tmp_path):
     errors = job.errors()
     expected = {
         "code": 6, "rank": 0, "host": "node0", "step": 12, "attempt": 3, "lost_rank": 1,
-        "lost_host": "node1", "reason": errors.removeprefix("mpiddp: ").strip(),
+        "lost_host": "node1", "node_fault": None, "reason": errors.removeprefix("mpiddp: ").strip(),
     }  # fmt: skip
     assert json.loads((run / "outcome.json").read_text()) == expected
     assert (run / "logs" / "rank-0.log").read_text() == errors
