@@ -292,7 +292,7 @@ def test_a_thousand_hosts_that_refuse_are_one_line_in_seconds(other_ssh):
     names = [f"10.99.{high}.{low}" for high in range(6) for low in range(1, 201)]
     began = time.monotonic()
     answers = reachability.ask_hosts(names, Question((sys.executable,)))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
     title, *lines = answers.describe_problems().splitlines()
     assert title.startswith("1200 of 1200 hosts") and len(lines) == 1
     assert lines[0].startswith("  10.99.0.[1-200],10.99.1.[1-200],")
