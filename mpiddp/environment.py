@@ -33,6 +33,8 @@ class LauncherVariables:
 
 PRRTE_LAUNCHED = "PRTE_LAUNCHED"
 SLURM_STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
+SLURM_NODE_NAME = "SLURMD_NODENAME"
+"""Slurm's name of the node, in all that it starts there."""
 SLURM_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are the batch script, salloc's shell and the like: nobody's srun."""
 
@@ -145,6 +147,7 @@ PMI_DESCRIPTOR = "PMI_FD"
 MANAGER_HINTS = ("PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", PMI_DESCRIPTOR, "PMI_PORT")
 
 PMIX_NAMESPACE = "PMIX_NAMESPACE"
+PMIX_HOST = "PMIX_HOSTNAME"
 MANAGER_SIGNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"pmix": (PMIX_NAMESPACE, "PMIX_RANK"), "pmi": (PMI_DESCRIPTOR, "PMI_PORT", "PMI_RANK")}
 )
@@ -207,6 +210,8 @@ LSF_HOSTS = "LSB_MCPU_HOSTS"
 GRID_ENGINE_HOST_FILE = "PE_HOSTFILE"
 COBALT_NODE_FILE = "COBALT_NODEFILE"
 OAR_NODE_FILE = "OAR_NODEFILE"
+FLUX_BROKER = "FLUX_URI"
+"""In each shell and script of a Flux job (man flux-environment)."""
 GRID_ENGINE_TASK = "SGE_TASK_ID"
 """In each job of Grid Engine, also without an array or several hosts."""
 OPEN_MPI_HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile")

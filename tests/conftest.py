@@ -63,6 +63,14 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Reports of the tests' jobs, those of Slurm too, are not put into the developer's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""

@@ -131,11 +131,11 @@ class Launch:
                     stdout=output,
                     stderr=subprocess.PIPE if is_filtered else error,
                     process_group=None if self._shares_terminal() else 0,
+                    preexec_fn=partial(_end_with, os.getpid()),
                 )
             except OSError as problem:
-                raise ConfigurationError(
-                    f"{command[0]} cannot be run: {problem.strerror}"
-                ) from None
+                reason = f"{command[0]} cannot be run: {problem.strerror}"
+                raise ConfigurationError(reason) from None
             # Signals are passed on from here on: the guard must know the launcher before.
             guard.watch(process.pid)
             self._process = process
@@ -383,7 +383,15 @@ def _is_in_foreground() -> bool:
 def _prepare_copy(parent: int) -> None:
     """In a child, before its program runs: ignore Ctrl-C, and end when ``parent`` ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import ctypes  # Standard input is seldom copied.
+    _end_with(parent)
+
+
+def _end_with(parent: int) -> None:
+    """In a child, before its program runs: let it have SIGTERM when ``parent`` ends.
+
+    The kernel sends it, also if the guard has been killed.
+    """
+    import ctypes  # In the child alone.
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

@@ -180,8 +180,8 @@ class _Watch:
             return None
         told, now = os.read(self._receiver, 64), time.monotonic()
         if not told:
+            # The kernel has told the launcher (`attempt`).
             self._front_gone = now
-            _send([self._launcher], signal.SIGTERM)
         for number in told:
             if number in (ENDED, FAILED):
                 return number

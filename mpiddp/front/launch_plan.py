@@ -42,6 +42,11 @@ from mpiddp.wording import count_noun
 
 RANKS_PER_CORE = 64
 """The most on this machine. Beyond it, -n is more likely a slip than an experiment."""
+FLUX_NOTE = (
+    "python -m mpiddp starts ranks on one node of a Flux job; for more, type: "
+    "flux run -N NODES -n {} python -m mpiddp SCRIPT"
+)
+"""Flux lists its nodes in no variable, and starts their processes itself."""
 
 
 @dataclass(frozen=True)
@@ -149,14 +154,18 @@ def make_plan(
             "--launcher srun starts ranks inside an allocation, and this shell has none: submit "
             "jobs/run.sbatch, or get one with salloc"
         )
+    is_flux = environment.is_set((environment.FLUX_BROKER,))
     if not inside and (request.nodes is not None or request.ranks_per_node is not None):
         what = "--nodes" if request.nodes is not None else "--ranks-per-node"
+        if is_flux:
+            raise ConfigurationError(f"{what}: {FLUX_NOTE.format('RANKS')}")
         raise ConfigurationError(
             f"{what} counts the nodes of a job, and this shell is in none of a scheduler's: leave "
             "it out to start ranks on this machine, submit a job, or name machines with --hosts"
         )
     if not inside:
-        return _plan_machine(request, _find_mpirun(launcher), options)
+        plan = _plan_machine(request, _find_mpirun(launcher), options)
+        return replace(plan, note=FLUX_NOTE.format(plan.ranks)) if is_flux else plan
     job = os.environ[environment.SLURM_JOB_ID]
     record = read_record(ask("scontrol", "show", "job", "-d", job), job)
     layout = choose_layout(read_allocation(record, os.environ), request, without or ())
@@ -185,7 +194,11 @@ def _plan_mpirun(mpirun: Mpirun, layout: JobLayout, options: Sequence[str]) -> L
     wanted = {**kind.on_hosts_variables, **(kind.in_slurm_variables if inside else {})}
     found = {name: value for name, value in wanted.items() if name not in os.environ}
     found |= {environment.MPI4PY_LIBRARY: str(mpirun.library)} if mpirun.library else {}
-    return LaunchPlan(mpirun.kind, words, found, layout=layout, ranks=layout.world)
+    # Other hosts would look for mpirun at their own loopback address.
+    name = environment.HYDRA_INTERFACE
+    is_loopback = len(places) > 1 and os.environ.get(name) == kind.local.get(name, "")
+    unset = (name,) if is_loopback else ()
+    return LaunchPlan(kind, words, found, unset, layout, layout.world)
 
 
 def _plan_hosts(
@@ -234,6 +247,7 @@ def _plan_hosts(
         return replace(plan, unset=unset, note=listed.note or plan.note)
     plan = _plan_mpirun(mpirun, layout, options)
     variables = {**plan.variables, **told, **agent.variables}
+    unset = (*plan.unset, *unset)
     return replace(plan, variables=variables, unset=unset, note=note, is_over_ssh=True)
 
 

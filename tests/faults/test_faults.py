@@ -140,6 +140,14 @@ def test_an_attempt_passes_with_one_launch(pool: Pools, monkeypatch: pytest.Monk
         test_an_attempt_passes("save", {"point": "shards"}, laboratory)
 
 
+CANCELS = (
+    ("openmpi", ("INT", "KILL", "KILL below")),
+    ("mpich", ("TERM", "KILL", "KILL below")),
+    ("srun", ("scancel", "HUP", "KILL below")),
+    ("hosts", ("INT", "KILL", "KILL below")),
+)
+
+
 @pytest.mark.slurm
 @pytest.mark.long
 @pytest.mark.timeout(900)
@@ -150,6 +158,7 @@ def test_an_attempt_passes_with_one_launch(pool: Pools, monkeypatch: pytest.Monk
         ("requeue", {"way": "chain"}),
         ("still", {"way": "link cut"}),
         ("node", {"way": "cut off, and comes back"}),
+        *(("cancel", {"launcher": name, "way": way}) for name, ways in CANCELS for way in ways),
     ],
 )
 def test_an_attempt_on_the_cluster_passes(

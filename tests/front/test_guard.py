@@ -108,6 +108,13 @@ def test_a_launcher_that_hangs_ends_with_a_front_that_was_killed():
         job.wait()
 
 
+def test_a_launcher_ends_with_a_front_and_a_guard_that_were_killed():
+    with started(LAUNCHER, "import time; print('ready', flush=True)\n" + LONG) as job:
+        os.kill(min(list_children(job.process.pid)), signal.SIGKILL)  # The guard.
+        job.process.kill()
+        job.wait()
+
+
 @pytest.mark.parametrize("options", ["", DETACHED])
 def test_what_ranks_have_started_ends_with_a_signal(options):
     with started(LAUNCHER, CHILD.format(options=options) + LONG) as job:

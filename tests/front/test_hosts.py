@@ -190,6 +190,14 @@ def test_a_list_that_cannot_be_read_stops_only_who_needs_it(monkeypatch):
             launch_plan.make_plan(FrontOptions(**asked), question=Question(()))
 
 
+def test_in_a_flux_job_its_own_command_is_named(monkeypatch):
+    monkeypatch.setenv("FLUX_URI", "local:///run/flux/local")
+    plan = launch_plan.make_plan(FrontOptions(ranks=8))
+    assert "flux run -N NODES -n 8 python -m mpiddp" in plan.note
+    with pytest.raises(ConfigurationError, match=r"--nodes: .* flux run -N NODES -n RANKS"):
+        launch_plan.make_plan(FrontOptions(nodes=2))
+
+
 def test_the_doctor_has_the_fronts_options_behind_it():
     line = split(["doctor", "--hosts", "a,b", "--output=x.json", "-n4"])
     assert line.front == (("--hosts", "a,b"), ("-n", "4"))
@@ -285,7 +293,7 @@ def test_a_thousand_hosts_that_refuse_are_one_line_in_seconds(other_ssh):
     names = [f"10.99.{high}.{low}" for high in range(6) for low in range(1, 201)]
     began = time.monotonic()
     answers = reachability.ask_hosts(names, Question((sys.executable,)))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
     title, *lines = answers.describe_problems().splitlines()
     assert title.startswith("1200 of 1200 hosts") and len(lines) == 1
     assert lines[0].startswith("  10.99.0.[1-200],10.99.1.[1-200],")
@@ -396,7 +404,6 @@ def test_ranks_start_on_hosts_and_have_the_users_variables(
         (left / name).touch()
     os.utime(left, (0, 0))
     variables = {"ODD": odd, **row.environment, "MPIDDP_MPIRUN": str(row.mpirun)}
-    variables.pop("HYDRA_IFACE", None)  # It is for ranks on one machine.
     listed, ranks = ("--hosts", f"node[1-{nodes}]:2"), nodes + 1
     if agent == "oarsh":
         (tmp_path / "nodes").write_text("node1\nnode1\nnode2\n")

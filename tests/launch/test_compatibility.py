@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -221,6 +222,23 @@ def test_intel_mpi_needs_memory_that_ranks_share(library, hosts, walls, is_refus
     monkeypatch.setattr(compatibility, "find_own_namespaces", lambda launcher: walls)
     with pytest.raises(LaunchError, match="a container each") if is_refused else nullcontext():
         compatibility.check_memory(VERSIONS[library], LAUNCHERS["srun pmi2"])
+
+
+@pytest.mark.parametrize(
+    ("library", "named", "node", "is_refused"),
+    [
+        ("open mpi 4", "node1", "node2", True),
+        ("open mpi 4", "node1", "node1", False),
+        ("open mpi 4", socket.gethostname(), "node2", False),
+        ("open mpi 4", "node1", "", False),
+        ("open mpi 5", "node1", "node2", False),
+    ],
+)
+def test_open_mpi_4_believes_an_enclosing_step(library, named, node, is_refused, monkeypatch):
+    monkeypatch.setenv(environment.PMIX_HOST, named)
+    monkeypatch.setenv(environment.SLURM_NODE_NAME, node)
+    with pytest.raises(LaunchError, match="env -u PMIX_HOSTNAME") if is_refused else nullcontext():
+        compatibility.check_host(VERSIONS[library], LAUNCHERS["mpirun"])
 
 
 @pytest.mark.parametrize("version", [OPEN_MPI_5, MPICH])

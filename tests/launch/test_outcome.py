@@ -26,6 +26,7 @@ def test_the_outcome_of_a_run(tmp_path):
         "attempt": 2,
         "lost_rank": None,
         "lost_host": None,
+        "node_fault": None,
         "path": None,
     }
     assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]

@@ -131,7 +131,7 @@ def test_words_reach_the_script_past_srun(slurm_cluster, tmp_path):
     inside = shlex.join([sys.executable, "-m", "mpiddp", "-n", "2", str(script), *words])
     salloc, alone = slurm.find_program("salloc"), replace(slurm_cluster.srun(), mpirun=None)
     line = ["--nodes=2", "sh", "-c", inside]
-    result = launchers.run(alone, 1, line, python=salloc, env={"HYDRA_IFACE": None}).expect(0)
+    result = launchers.run(alone, 1, line, python=salloc).expect(0)
     assert result.stdout.splitlines() == [str(words)] * 2
 
 

@@ -54,6 +54,7 @@ REASONS = {
     "user": r"shows user \d+ as user",
     "memory": r"memory and processes that they share",
     "IPv4": r"over IPv4",
+    "step": r"PMIX_HOSTNAME=\S+ comes from the step",
 }
 """The words in the table for what mpiddp refuses, and what its messages say."""
 LAUNCHER = "launcher"
@@ -62,8 +63,6 @@ HOPELESS = (
     # Hydra looks its hosts up over IPv4 alone, and does not end in a step of Slurm's.
     ("mpich", "mpirun", "IPv6", ""),
     ("impi", "mpirun", "IPv6", ""),
-    # Open MPI 4's mpirun hands the variables of the step's PMIx on, and its ranks crash.
-    ("openmpi4", "mpirun", "", "step"),
 )
 """Cells that are not run, by library, start, network and place; empty: in all."""
 BEGIN, END = "<!-- launch matrix: begin -->", "<!-- launch matrix: end -->"

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.launcher import programs
 from mpiddp.launch.launcher.containers import USER, find_outer_user, find_own_namespaces
+from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.launcher.launcher import Launcher, hosts_of_step
 from mpiddp.process import cpus
 
@@ -97,6 +99,24 @@ def check_memory(version: str, launcher: Launcher) -> None:
             "ranks of one host have a container each, and Intel MPI needs memory and processes "
             "that they share: start one rank on a host, or all ranks of a host in one container; "
             "or take an MPICH, whose ABI is the same"
+        )
+
+
+def check_host(version: str, launcher: Launcher) -> None:
+    """Raise LaunchError if Open MPI 4's daemon takes this host for another one: MPI would crash.
+
+    The PMIx of an enclosing step names its host in a variable, which mpirun hands on to its daemons
+    on other hosts; they believe it (Debian's 4.1.4 with PMIx 4.2.2).
+    """
+    named = os.environ.get(environment.PMIX_HOST)
+    node, own = os.environ.get(environment.SLURM_NODE_NAME), socket.gethostname()
+    is_old = launcher.key == "openmpi" and version.startswith("Open MPI v4.")
+    # A container may have a name of its own, and Slurm may call the host by a different one.
+    if is_old and named and node and not (is_host(named, own) or is_host(named, node)):
+        raise LaunchError(
+            f"{environment.PMIX_HOST}={named} comes from the step of Slurm's in which mpirun was "
+            f"started, and Open MPI 4 takes {own} for {named}: MPI would crash. Type env -u "
+            f"{environment.PMIX_HOST} mpirun …; or get the shell with srun --mpi=none --pty bash"
         )
 
 

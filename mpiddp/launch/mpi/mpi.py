@@ -25,6 +25,7 @@ from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi import intel_mpi
 from mpiddp.launch.mpi.compatibility import (
     check_gpu_support,
+    check_host,
     check_library,
     check_memory,
     check_user,
@@ -80,6 +81,7 @@ def load(launcher: Launcher | None) -> Any:
     if launcher is not None and not MPI.Is_initialized():
         version = MPI.Get_library_version()
         check_library(version, launcher)
+        check_host(version, launcher)
         check_user(version, launcher)
         check_memory(version, launcher)
         _hide_enclosing_step(launcher)
