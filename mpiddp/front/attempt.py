@@ -116,10 +116,7 @@ class Launch:
         with contextlib.ExitStack() as stack:
             self._guard = guard = stack.enter_context(Guard(self._describe(variables)))
             offered = offer(stack, partial(_prepare_copy, os.getpid())) if offers_input else ""
-            output, error = None, None
-            if files is not None and self.kind is not SRUN:
-                output = stack.enter_context(open(files.output, "ab"))
-                error = stack.enter_context(open(files.error, "ab"))
+            output, error = self._open_files(stack, files)
             self._directory = variables.get(environment.JOB_DIRECTORY, "")
             self._began, self._passed = time.monotonic(), None
             try:
@@ -161,6 +158,15 @@ class Launch:
         status = code if code >= 0 else 128 - code
         said, passed = reader.find(), self._passed
         return Exit(status, said, self.signal, was_killed=was_killed, preemption=passed)
+
+    def _open_files(
+        self, stack: contextlib.ExitStack, files: Files | None
+    ) -> tuple[IO[bytes] | None, IO[bytes] | None]:
+        """Those for standard output and error; None for those that srun opens, or that stay."""
+        if files is None or self.kind is SRUN:
+            return None, None
+        output = stack.enter_context(open(files.output, "ab"))
+        return output, stack.enter_context(open(files.error, "ab"))
 
     def _describe(self, variables: Mapping[str, str]) -> Watched:
         is_srun = self.kind is SRUN
