@@ -282,6 +282,8 @@ CACHES = {
     "TRITON_CACHE_DIR": "triton",
 }
 """Where compilers keep their results, and what `launch/caches.py` calls the directory."""
+CACHE_CHOICES = {"TRITON_CACHE_DIR": ("TORCHINDUCTOR_CACHE_DIR", "TRITON_HOME")}
+"""Other variables by which a user has chosen one of them: Triton's is below Inductor's then."""
 
 OPENBLAS_MAIN_FREE = "OPENBLAS_MAIN_FREE"
 """Lets the main thread use all cores. numpy sets it while it is imported."""
@@ -307,7 +309,7 @@ GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 NCCL_NET_PLUGIN = "NCCL_NET_PLUGIN"
 """The library by which NCCL uses a fabric that it does not know itself."""
 SITE = "MPIDDP_SITE"
-"""A site's own file of settings (`launch/network/fabrics.py`)."""
+"""A site's own file of settings (`launch/fabrics.py`)."""
 
 GLOO_STORE_V2 = "GLOO_ENABLE_STORE_V2_API"
 """Lets Gloo ask the store for all ranks' addresses at once instead of one by one (found in Gloo's

@@ -343,13 +343,21 @@ def decode_xml(data: bytes, tag: str, kind: type[T]) -> T:
 
 def is_local(path: Path) -> bool:
     """Whether a file, or the directory that it would be in, is on a disk of this machine."""
-    for each in (path, path.parent):
-        try:
-            device = each.stat().st_dev
-            mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        except OSError:
-            continue
-        place = f" {os.major(device)}:{os.minor(device)} "
-        kinds = [line.partition(" - ")[2].split(" ")[0] for line in mounts if place in line]
-        return any(kind in LOCAL_FILE_SYSTEMS for kind in kinds)
-    return False
+    place = os.path.realpath(path)
+    try:
+        rows = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    # The innermost mount counts, and of those at one place the last.
+    point, kind = "", ""
+    for row in rows:
+        left, _, right = row.partition(" - ")
+        found = unescape(left.split(" ")[4])
+        if f"{place}/".startswith(f"{found.rstrip('/')}/") and len(found) >= len(point):
+            point, kind = found, right.partition(" ")[0]
+    return kind in LOCAL_FILE_SYSTEMS
+
+
+def unescape(text: str) -> str:
+    r"""A path of mountinfo, in which a space is ``\040`` (proc(5))."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -323,13 +324,13 @@ class Communicator:
         if self._refusal:
             return
         self.has_failed = True
-        self._failed_call = {
-            "number": self._complete + 1, "is_complete": False, **describe_present_call(self)
-        }  # fmt: skip
         self._refusal = f"an earlier collective call failed ({error}): start the program again"
         self.shortcuts = {}
         if self.node_memory is not None:
             self.node_memory.give_up(error)
+        with contextlib.suppress(Exception):  # The others know; a report does without.
+            found = describe_present_call(self)
+            self._failed_call = {"number": self._complete + 1, "is_complete": False, **found}
 
     def finish(self) -> None:
         """Return once the asynchronous calls that were started have ended."""

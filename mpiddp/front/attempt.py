@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
 from mpiddp import environment
@@ -19,9 +20,12 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.front.allocation import ask
 from mpiddp.front.guard import Guard, Watched
 from mpiddp.front.job_end import Exit, FailureReader
+from mpiddp.front.launch_plan import LaunchPlan
 from mpiddp.front.launcher_messages import copy_messages
 from mpiddp.launch.launcher import leftovers
+from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.launcher.programs import OPEN_MPI, OPEN_MPI_4, OTHER, SRUN, LauncherKind
+from mpiddp.process import job_directory
 from mpiddp.process.descendants import has_variable, list_children
 from mpiddp.process.publication import ADDRESS_FILE
 from mpiddp.process.streams.standard_input import copy_input, offer
@@ -33,6 +37,11 @@ PREEMPTING = (signal.SIGUSR1, signal.SIGUSR2)
 REPEAT_SECONDS, START_SECONDS = 1.0, 300.0
 """From an early signal to the next: a launcher forgets one that comes before its ranks. And for how
 long: ranks that have closed their session look as if they had not met."""
+PATIENCE_SECONDS = 5.0
+"""After Ctrl-C: how long until the user learns that a second one kills what has not ended."""
+STILL_RUNNING = b"""\
+mpiddp: ranks still run (python -m mpiddp stacks shows where): a second Ctrl-C kills them
+"""
 PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -66,11 +75,15 @@ class Launch:
         """The last one that asked this process to end."""
         self.preemption: int | None = None
         """The last one that preempted the job while no ranks ran: they cannot react to it."""
+        self._passed: int | None = None
+        """The last one to preempt the job that the ranks have got that run now."""
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = ""
         """The job's, for the attempt that runs."""
         self._began = 0.0
         """When its launcher was started."""
+        self._repeats = False
+        """Whether the alarm is for a signal that may have been lost."""
         self._guard: Guard | None = None
         self._told: set[int] = set()
         """Signals that the guard knows of."""
@@ -108,7 +121,7 @@ class Launch:
                 output = stack.enter_context(open(files.output, "ab"))
                 error = stack.enter_context(open(files.error, "ab"))
             self._directory = variables.get(environment.JOB_DIRECTORY, "")
-            self._began = time.monotonic()
+            self._began, self._passed = time.monotonic(), None
             try:
                 process = subprocess.Popen(
                     command,
@@ -146,7 +159,8 @@ class Launch:
             self._process = None
             was_killed = guard.finish(code)
         status = code if code >= 0 else 128 - code
-        return Exit(status, reader.find(), self.signal, was_killed=was_killed)
+        said, passed = reader.find(), self._passed
+        return Exit(status, said, self.signal, was_killed=was_killed, preemption=passed)
 
     def _describe(self, variables: Mapping[str, str]) -> Watched:
         is_srun = self.kind is SRUN
@@ -185,6 +199,7 @@ class Launch:
         if number in ENDING:
             self.signal = number
         if self._is_running():
+            self._passed = number if number in PREEMPTING else self._passed
             self._pass_on(number)
         elif number in PREEMPTING:
             self.preemption = number
@@ -205,20 +220,28 @@ class Launch:
         if is_told and not self.starts_ranks:
             return  # A program may go on after Ctrl-C.
         self._tell_guard(number)
-        if number in ENDING and self._is_starting():
-            signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+        if number in ENDING:
+            self._set_alarm()
         if not is_told:
             self._deliver(number)
+
+    def _set_alarm(self) -> None:
+        self._repeats = self._is_starting()
+        signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS if self._repeats else PATIENCE_SECONDS)
 
     def _repeat(self, *_: object) -> None:
         """Deliver the last ending signal again, until the ranks have met: then for the last time.
 
-        One that has reached a rank meanwhile has ended the job.
+        One that has reached a rank meanwhile has ended the job. Ranks that have met may wait inside
+        a library, or for a rank that Ctrl-C has not reached: the user is told how to end them.
         """
-        if self.signal is not None and self._is_running():
-            if self._is_starting():
-                signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+        if self.signal is None or not self._is_running():
+            return
+        if self._repeats:
+            self._set_alarm()
             self._deliver(self.signal)
+        elif self.signal == signal.SIGINT and self.starts_ranks:
+            write(sys.stderr, STILL_RUNNING)
 
     def _is_starting(self) -> bool:
         """Whether a signal may be lost between the launcher and ranks that do not run yet."""
@@ -280,6 +303,55 @@ class Launch:
         if self.kind not in (OPEN_MPI, OPEN_MPI_4) or number in self._told_ranks:
             return False
         return number == signal.SIGINT or (number == signal.SIGTERM and self._is_local)
+
+
+@dataclass(frozen=True)
+class RankStart:
+    """One start of ranks: their launcher, what each runs, and the files of what they print."""
+
+    plan: LaunchPlan
+    program: Sequence[str]
+    files: Files | None
+
+    def run(self, launch: Launch, directory: Path | None, numbers: Mapping[str, str]) -> Exit:
+        """``directory``: the job's. ``numbers``: variables of this attempt.
+
+        Raises ConfigurationError if there is no such launcher, or the directory is full.
+        """
+        variables = {**self.plan.environment(), **numbers}
+        if directory is not None:
+            token = os.urandom(16).hex()
+            try:
+                job_directory.begin_attempt(directory, token)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"cannot write to {directory} ({error.strerror}): make room there, or set "
+                    f"{environment.STATE_HOME} to another directory"
+                ) from None
+            variables[environment.JOB_DIRECTORY] = str(directory)
+            variables[environment.ATTEMPT_TOKEN] = token
+        command = [*self._command(variables), *self.program]
+        found = launch.run(command, variables, self.files, offers_input=self._offers_input())
+        if directory is None:
+            return found
+        return replace(found, outcome=job_directory.read_outcome(directory))
+
+    def _offers_input(self) -> bool:
+        """Whether rank 0 opens standard input itself: it is on this host, started by an mpirun."""
+        layout = self.plan.layout
+        is_here = layout is None or is_host(layout.hosts[0], os.uname().nodename)
+        # The user may give it to other ranks: --stdin of Open MPI, -s of MPICH.
+        options = [word.lstrip("-") for word in self.plan.words if word.startswith("-")]
+        is_asked = any(option.partition("=")[0] in ("stdin", "s") for option in options)
+        return is_here and not is_asked and self.plan.kind not in (SRUN, OTHER)
+
+    def _command(self, variables: Mapping[str, str]) -> list[str]:
+        """The launcher's words."""
+        # Each attempt's own, too.
+        words = self.plan.make_words({**variables, environment.STANDARD_INPUT: ""})
+        if self.files is not None and words[:1] == ["srun"]:
+            words += self.files.srun_options()
+        return words
 
 
 def is_ended_by_slurm() -> bool:

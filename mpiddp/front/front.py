@@ -13,8 +13,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,16 +31,16 @@ from mpiddp.errors import (
 from mpiddp.files import read_toml
 from mpiddp.front import preflight
 from mpiddp.front.allocation import ask, find_lost_hosts
-from mpiddp.front.attempt import Files, Launch, is_ended_by_slurm, write
+from mpiddp.front.attempt import Files, Launch, RankStart, is_ended_by_slurm, write
 from mpiddp.front.hosts.reachability import Question
 from mpiddp.front.hosts.schedulers import find_requeue_code
 from mpiddp.front.job_end import FINAL, MISTAKES, Exit, JobEnd, find_end, repeats
 from mpiddp.front.job_layout import JobLayout
-from mpiddp.front.launch_plan import LaunchPlan, find_hosts, is_in_allocation, make_plan
+from mpiddp.front.launch_plan import find_hosts, is_in_allocation, make_plan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.device.choice import CPU, read_list
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
-from mpiddp.launch.launcher.programs import OTHER, SRUN
+from mpiddp.launch.launcher.programs import SRUN
 from mpiddp.launch.packages import NEEDED, NEEDED_TO_TRAIN, check_packages
 from mpiddp.launch.script.command_line import COMMANDS, DOCTOR, CommandLine, read_front
 from mpiddp.launch.script.front_options import NONE, FrontOptions, split_words
@@ -56,55 +56,6 @@ SHOWN_LINES = 20
 """Of the ranks' errors, after a failure."""
 SHOWN_BYTES = 1 << 16
 """How much of the end of the file is read for them."""
-
-
-@dataclass(frozen=True)
-class RankStart:
-    """One start of ranks: their launcher, what each runs, and the files of what they print."""
-
-    plan: LaunchPlan
-    program: Sequence[str]
-    files: Files | None
-
-    def run(self, launch: Launch, directory: Path | None, numbers: Mapping[str, str]) -> Exit:
-        """``directory``: the job's. ``numbers``: variables of this attempt.
-
-        Raises ConfigurationError if there is no such launcher, or the directory is full.
-        """
-        variables = {**self.plan.environment(), **numbers}
-        if directory is not None:
-            token = os.urandom(16).hex()
-            try:
-                job_directory.begin_attempt(directory, token)
-            except OSError as error:
-                raise ConfigurationError(
-                    f"cannot write to {directory} ({error.strerror}): make room there, or set "
-                    f"{environment.STATE_HOME} to another directory"
-                ) from None
-            variables[environment.JOB_DIRECTORY] = str(directory)
-            variables[environment.ATTEMPT_TOKEN] = token
-        command = [*self._command(variables), *self.program]
-        found = launch.run(command, variables, self.files, offers_input=self._offers_input())
-        if directory is None:
-            return found
-        return replace(found, outcome=job_directory.read_outcome(directory))
-
-    def _offers_input(self) -> bool:
-        """Whether rank 0 opens standard input itself: it is on this host, started by an mpirun."""
-        layout = self.plan.layout
-        is_here = layout is None or is_host(layout.hosts[0], os.uname().nodename)
-        # The user may give it to other ranks: --stdin of Open MPI, -s of MPICH.
-        options = [word.lstrip("-") for word in self.plan.words if word.startswith("-")]
-        is_asked = any(option.partition("=")[0] in ("stdin", "s") for option in options)
-        return is_here and not is_asked and self.plan.kind not in (SRUN, OTHER)
-
-    def _command(self, variables: Mapping[str, str]) -> list[str]:
-        """The launcher's words."""
-        # Each attempt's own, too.
-        words = self.plan.make_words({**variables, environment.STANDARD_INPUT: ""})
-        if self.files is not None and words[:1] == ["srun"]:
-            words += self.files.srun_options()
-        return words
 
 
 class Job:
@@ -143,8 +94,8 @@ class Job:
             while True:
                 began = time.monotonic()
                 try:
-                    self._examine_nodes(launch, directory)
-                    found = self._attempt(launch, directory, count)
+                    ended = self._examine_nodes(launch, directory)
+                    found = ended or self._attempt(launch, directory, count)
                     found = replace(found, seconds=time.monotonic() - began)
                 except (ConfigurationError, LaunchError) as error:
                     if not count:
@@ -184,47 +135,38 @@ class Job:
         }
         return RankStart(self.plan, self.program, self.files).run(launch, directory, numbers)
 
-    def _examine_nodes(self, launch: Launch, directory: Path | None) -> None:
+    def _examine_nodes(self, launch: Launch, directory: Path | None) -> Exit | None:
         """With --preflight: have the doctor look at all nodes, and plan without those that fail.
 
-        Raises LaunchError if too few are left.
+        Returns the attempt's end if the job was preempted meanwhile. Raises LaunchError if too few
+        are left.
         """
-        if not self.options.preflight or launch.signal is not None:
-            return
-        if directory is None:
-            raise ConfigurationError(
-                "--preflight writes what it finds to a directory of its own, and none could be "
-                f"made: set {environment.STATE_HOME} to a directory that can be written"
-            )
+        is_asked = launch.signal is not None or launch.preemption is not None
+        if not self.options.preflight or is_asked:
+            return None
         began, plan, layout = time.monotonic(), self.plan, self.plan.layout
-        hosts: tuple[str, ...] = (os.uname().nodename,)
         if layout is not None:
-            hosts = (*layout.hosts, *layout.spares)
             request = preflight.widen(self.options, layout.ranks_of)
-            plan = make_plan(request, self._lost or None, self._question)
-        examination = preflight.plan_examination(directory)
-        doctor = make_rank_command(examination.line, self.options)
-        found = RankStart(plan, doctor, examination.files).run(launch, directory, {})
-        if found.signal is not None:
-            return
-        faults = preflight.read_faults(examination, hosts, found)
+            # Hosts that do not answer have been left out, and told, by the first plan.
+            without = self._lost or (() if plan.is_over_ssh else None)
+            plan = make_plan(request, without, self._question)
+        hosts = preflight.list_hosts(layout)
+        faults = preflight.find_faults(plan, self.options, hosts, launch, directory)
+        if isinstance(faults, Exit):
+            # Such a signal ends the doctor, and says nothing of a node.
+            number = launch.preemption or faults.preemption
+            if faults.signal is not None or number is None:
+                return None
+            say("preempted during the preflight: no rank was started")
+            return Exit(PREEMPTED, "", number)
         for fault in faults:
             say(fault.describe())
-        bad = {host for fault in faults for host in fault.hosts}
-        passed = f"{len(hosts) - len(bad)} of {count_noun(len(hosts), 'node')}"
-        seconds = time.monotonic() - began
-        if faults and (layout is None or not all(fault.hosts for fault in faults)):
-            raise LaunchError("the preflight failed, see above: nothing was started")
-        if layout is not None and bad:
-            self._lost = (*self._lost, *(host for host in hosts if host in bad))
-            fewest = self.options.min_nodes or len(layout.hosts)
-            if len(hosts) - len(bad) < fewest:
-                raise LaunchError(
-                    f"{passed} passed the preflight, and {fewest} are needed: ask for more as "
-                    "spares, or give --min-nodes"
-                )
+        bad, passed = preflight.find_bad_hosts(faults, hosts, layout, self.options)
+        if bad:
+            self._lost += bad
             self.plan = make_plan(self.options, self._lost, self._question)
-        say(f"{passed} passed the preflight in {seconds:.1f} s")
+        say(f"{passed} passed the preflight in {time.monotonic() - began:.1f} s")
+        return None
 
     def _prepare_restart(self, end: JobEnd, found: Exit, used: int) -> bool:
         """Plan the next attempt without the nodes that were lost; False if there is none."""

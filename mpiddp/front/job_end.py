@@ -30,6 +30,8 @@ FINAL = MISTAKES | {SUCCESS, PREEMPTED, INTERRUPTED}
 TERMINATED = StoppedError(signal.SIGTERM).exit_code
 CRASHED = re.compile(r"killed by SIG(ABRT|BUS|FPE|ILL|SEGV)")
 """What is said of a rank whose own code ended it, on whatever host."""
+EXIT = re.compile(r"SystemExit: \d+$|.*: it left with exit code ")
+"""What is said of a script that has chosen an exit code, and names no error."""
 SHORT_SECONDS = 120.0
 """An attempt of a script that tells no steps counts as one without a step if it was shorter."""
 
@@ -50,6 +52,8 @@ class Exit:
     """Whether the launcher did not end after a signal, and was killed with what it had started."""
     seconds: float = 0.0
     """How long it ran."""
+    preemption: int | None = None
+    """The last signal to preempt the job that its ranks were sent from here."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,8 @@ def find_end(found: Exit, launcher: str | None) -> JobEnd:
 def repeats(found: Exit, before: Exit) -> bool:
     """Whether two attempts in a row ended with the same error at the same step, or without one.
 
-    Numbers in the errors' texts do not count. Errors of two machines are not the same.
+    Numbers in the text do not count if the step is known, or the text is mpiddp's own: in a
+    script's they may tell how far it came. Errors of two machines are not the same.
     """
     errors = [_describe_error(each) for each in (before, found)]
     return errors[0] is not None and errors[0] == errors[1]
@@ -138,16 +143,20 @@ def repeats(found: Exit, before: Exit) -> bool:
 def _describe_error(found: Exit) -> tuple[Any, ...] | None:
     """What tells an attempt's error from another's; None if it may have taken steps, or is unknown.
 
-    A crash is the script's own wherever it happens; a lost or faulty host is that host's.
+    A crash is the script's own wherever it happens; a lost or faulty host is that host's. An exit
+    code alone stands for any error.
     """
     outcome = found.outcome or {}
     reason, path, step = outcome.get("reason"), outcome.get("path"), outcome.get("step")
-    if not reason or (path is None and found.seconds > SHORT_SECONDS):
+    is_long = path is None and found.seconds > SHORT_SECONDS
+    if not reason or is_long or EXIT.match(reason):
         return None
     host = outcome.get("lost_host") if not CRASHED.search(reason) else None
     if outcome.get("node_fault"):
         host = outcome.get("host")
-    return outcome["code"], re.sub(r"\d+", "", reason), step, host
+    if path is not None or outcome.get("lost_rank") is not None:
+        reason = re.sub(r"\d+", "", reason)
+    return outcome["code"], reason, step, host
 
 
 def _choose(found: Exit) -> JobEnd | None:

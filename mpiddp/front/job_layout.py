@@ -137,7 +137,8 @@ def _distribute(
     there = [node for node in allocation.nodes if node.host not in without]
     if request.nodes is not None and request.nodes > len(allocation.nodes):
         raise ConfigurationError(
-            f"--nodes {request.nodes}, but this job has {count_noun(len(allocation.nodes), 'node')}"
+            f"--nodes {request.nodes}, but this job has "
+            f"{count_noun(len(allocation.nodes), 'node')}: choose at most so many, or get more"
         )
     nodes = tuple(there[: request.nodes])
     per_node = request.ranks_per_node
@@ -152,9 +153,9 @@ def _distribute(
         gpus = sum(node.gpus for node in nodes)
         ranks_of = [node.slots or (node.gpus if gpus else 1) for node in nodes]
     else:
-        # Without some nodes, as many fewer ranks.
-        usual = request.nodes or len(allocation.nodes)
-        ranks = max(1, request.ranks * len(nodes) // usual)
+        # Without some nodes, as many fewer ranks, unless others are there that had none.
+        usual = min(request.nodes or len(allocation.nodes), request.ranks)
+        ranks = max(1, request.ranks * min(len(nodes), usual) // usual)
         if without:
             ranks = min(ranks, sum(node.cores for node in nodes))
         ranks_of = _spread(ranks, nodes, allocation.hint)

@@ -217,7 +217,7 @@ def _plan_hosts(
     reads_list = not (listed.is_firm or mpirun.kind.on_hosts)
     is_here = reads_list or all(map(is_own, names))
     agent = find_agent(mpirun.kind, options)
-    lost, told = {*(without or ())}, dict[str, str]()
+    lost, told, note = {*(without or ())}, dict[str, str](), ""
     cores = cpus.count_cores() * (1 if listed.is_firm else RANKS_PER_CORE)
     found: Mapping[str, Mapping[str, Any]] = {}
     if is_here:
@@ -226,8 +226,10 @@ def _plan_hosts(
     elif question is not None:
         hosts = [name for name in names if name not in lost]
         asked = replace(question, agent=agent, needs_room=mpirun.kind.has_session)
-        answers = _ask(hosts, asked, is_restart=without is not None)
+        answers = _ask(hosts, asked, request, is_restart=without is not None)
         told = {environment.ASKED_HOSTS: answers.encode()} if question.is_examination else {}
+        if request.preflight and answers.problems and without is None:
+            note = f"{answers.describe_problems()}\n  with --preflight they are left out"
         lost, found = lost | {*answers.problems}, answers.found
     nodes = tuple(_make_node(host, found.get(host.name, {}), listed) for host in listed.hosts)
     allocation = Allocation(
@@ -245,13 +247,18 @@ def _plan_hosts(
         return replace(plan, unset=unset, note=listed.note or plan.note)
     plan = _plan_mpirun(mpirun, layout, options)
     variables = {**plan.variables, **told, **agent.variables}
-    return replace(plan, variables=variables, unset=(*plan.unset, *unset), is_over_ssh=True)
+    unset = (*plan.unset, *unset)
+    return replace(plan, variables=variables, unset=unset, note=note, is_over_ssh=True)
 
 
-def _ask(hosts: Sequence[str], question: Question, *, is_restart: bool) -> Answers:
+def _ask(
+    hosts: Sequence[str], question: Question, request: FrontOptions, *, is_restart: bool
+) -> Answers:
     """Raises ConfigurationError if one cannot take part, and it is not to be left out."""
     answers = ask_hosts(hosts, question)
-    leaves_out = question.is_examination and len(answers.problems) < len(hosts)
+    fewest = 1 if question.is_examination else request.min_nodes or request.nodes or len(hosts)
+    is_enough = len(hosts) - len(answers.problems) >= fewest
+    leaves_out = is_enough and (question.is_examination or request.preflight)
     if not (is_restart or leaves_out):
         answers.check()
     return answers

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mpiddp import environment
+from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.files import read_whole
-from mpiddp.front.attempt import Files
+from mpiddp.front.attempt import Files, Launch, RankStart
 from mpiddp.front.job_end import Exit
+from mpiddp.front.job_layout import JobLayout
+from mpiddp.front.launch_plan import LaunchPlan
+from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.script.command_line import CommandLine
 from mpiddp.launch.script.front_options import FrontOptions
+from mpiddp.wording import count_noun
 
 STAGE_SECONDS = 10
 """Time limit of each of the doctor's stages: a node that hangs is found, too."""
@@ -20,28 +27,6 @@ SHOWN_LINES = 3
 """Of the ranks' errors, if there is no report."""
 DIRECTORIES = ("run directory", "data directory")
 """Checks that do not matter to a script: it may write elsewhere."""
-
-
-@dataclass(frozen=True)
-class Examination:
-    """What the doctor is asked to do, and where its answer will be."""
-
-    report: Path
-    files: Files
-    """What its ranks print: shown only if no report comes."""
-
-    @property
-    def line(self) -> CommandLine:
-        words = ("doctor", "--timeout", str(STAGE_SECONDS), "--output", str(self.report))
-        return CommandLine((), (), None, words)
-
-    def read_errors(self) -> str:
-        """The end of what its ranks wrote to standard error."""
-        try:
-            lines = read_whole(Path(self.files.error)).decode(errors="replace").splitlines()
-        except (OSError, ValueError):
-            return ""
-        return " ".join(lines[-SHOWN_LINES:])
 
 
 @dataclass(frozen=True)
@@ -58,23 +43,49 @@ class Fault:
         return f"{who} fails the preflight: {self.text}"
 
 
-def plan_examination(directory: Path) -> Examination:
-    """``directory``: the job's."""
-    files = Files(str(directory / "preflight.out"), str(directory / "preflight.err"))
-    return Examination(directory / "preflight.json", files)
-
-
 def widen(options: FrontOptions, ranks_of: Sequence[int]) -> FrontOptions:
     """The request for as many ranks per node as the job has, on all nodes, spares included."""
     return replace(options, ranks=None, nodes=None, ranks_per_node=max(ranks_of))
 
 
-def read_faults(examination: Examination, hosts: Sequence[str], end: Exit) -> list[Fault]:
-    """What the doctor found wrong; one fault of no host if it did not come to its end."""
+def list_hosts(layout: JobLayout | None) -> tuple[str, ...]:
+    """All hosts of a job, spares included; without a layout this one."""
+    return (os.uname().nodename,) if layout is None else (*layout.hosts, *layout.spares)
+
+
+def find_faults(
+    plan: LaunchPlan,
+    options: FrontOptions,
+    hosts: Sequence[str],
+    launch: Launch,
+    directory: Path | None,
+) -> list[Fault] | Exit:
+    """Start the doctor on ``hosts``, by ``plan``. Returns what it found wrong; its end if a signal
+    came meanwhile.
+
+    ``directory``: the job's. Raises ConfigurationError if it has none.
+    """
+    if directory is None:
+        raise ConfigurationError(
+            "--preflight writes what it finds to a directory of its own, and none could be made: "
+            f"set {environment.STATE_HOME} to a directory that can be written"
+        )
+    report = directory / "preflight.json"
+    # Shown only if no report comes.
+    files = Files(str(directory / "preflight.out"), str(directory / "preflight.err"))
+    words = ("doctor", "--timeout", str(STAGE_SECONDS), "--output", str(report))
+    doctor = make_rank_command(CommandLine((), (), None, words), options)
+    end = RankStart(plan, doctor, files).run(launch, directory, {})
+    is_asked = end.signal is not None or end.preemption is not None
+    return end if is_asked else _read_faults(report, files, hosts, end)
+
+
+def _read_faults(report: Path, files: Files, hosts: Sequence[str], end: Exit) -> list[Fault]:
+    """What the doctor has written; one fault of no host if it did not come to its end."""
     try:
-        report = json.loads(read_whole(examination.report))
-        rows = [row for row in report["findings"] if row["status"] == "fail"]
-        is_complete = bool(report["complete"])
+        content = json.loads(read_whole(report))
+        rows = [row for row in content["findings"] if row["status"] == "fail"]
+        is_complete = bool(content["complete"])
         found = [
             Fault(_choose(hosts, row["hosts"]), f"{row['check']}: {row['found']}")
             for row in rows
@@ -87,8 +98,41 @@ def read_faults(examination: Examination, hosts: Sequence[str], end: Exit) -> li
     # A node that never came, or whose GPU hangs, ends the doctor as it would end the job.
     outcome = end.outcome or {}
     lost = outcome.get("lost_host") or (outcome.get("node_fault") and outcome.get("host"))
-    said = outcome.get("reason") or examination.read_errors() or f"exit code {end.status}"
+    said = outcome.get("reason") or _read_errors(files) or f"exit code {end.status}"
     return [Fault(_choose(hosts, [lost]) if lost else (), str(said))]
+
+
+def _read_errors(files: Files) -> str:
+    """The end of what the doctor's ranks wrote to standard error."""
+    try:
+        lines = read_whole(Path(files.error)).decode(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return ""
+    return " ".join(lines[-SHOWN_LINES:])
+
+
+def find_bad_hosts(
+    faults: Sequence[Fault],
+    hosts: Sequence[str],
+    layout: JobLayout | None,
+    options: FrontOptions,
+) -> tuple[tuple[str, ...], str]:
+    """The hosts to leave out, and how many passed, ``3 of 4 nodes``.
+
+    Raises LaunchError if the job cannot start without them.
+    """
+    if faults and (layout is None or not all(fault.hosts for fault in faults)):
+        raise LaunchError("the preflight failed, see above: nothing was started")
+    named = {host for fault in faults for host in fault.hosts}
+    bad = tuple(host for host in hosts if host in named)
+    passed = f"{len(hosts) - len(bad)} of {count_noun(len(hosts), 'node')}"
+    fewest = options.min_nodes or (len(layout.hosts) if layout is not None else 1)
+    if bad and len(hosts) - len(bad) < fewest:
+        raise LaunchError(
+            f"{passed} passed the preflight, and {fewest} are needed: ask for more as spares, or "
+            "give --min-nodes"
+        )
+    return bad, passed
 
 
 def _choose(hosts: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from mpiddp.front.launch_plan import is_in_allocation
 from mpiddp.launch.launcher.programs import READ_EVERYWHERE, find_program
 from mpiddp.launch.script.command_line import (
     COMMANDS,
-    NO_SCRIPT,
     WITHOUT_RANKS,
     CommandLine,
     describe_missing,
@@ -130,7 +129,7 @@ def _check_places(line: CommandLine, options: FrontOptions) -> None:
             f"the script, or -- before {line.rest[0]} if it is the script's own"
         )
     if line.module is None and not line.rest:
-        raise ConfigurationError(NO_SCRIPT)
+        raise ConfigurationError(line.describe_no_script())
     if line.command in WITHOUT_RANKS and options.launcher != NONE:
         raise ConfigurationError(f"{line.command} starts no ranks; it takes none of these options")
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpiddp.environment import CACHES, HOME
+from mpiddp.environment import CACHE_CHOICES, CACHES, HOME
 from mpiddp.files import is_local
 from mpiddp.process.job_directory import make_private
 
@@ -18,12 +18,14 @@ FOLDER = "caches"
 
 
 def choose(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables to set: those that nobody has set, if the home is not this machine's own.
+    """The variables to set: what nobody has chosen, if the home is not this machine's own.
 
     Empty if there is no local directory for temporary files, or if it is not this user's alone.
     """
     home = variables.get(HOME)
-    unset = [name for name in CACHES if name not in variables]
+    unset = [
+        name for name in CACHES if variables.keys().isdisjoint((name, *CACHE_CHOICES.get(name, ())))
+    ]
     if not home or not unset or is_local(Path(home)):
         return {}
     import tempfile  # A local home does without.

@@ -34,8 +34,9 @@ class LaunchOptions:
     node, for dp several."""
 
     timeout: Annotated[float, SECONDS] = 300.0
-    """Time limit of each phase of start-up and of each collective. Over NCCL a collective has 30
-    seconds more, from the moment in which it is queued."""
+    """Time limit of each phase of start-up, and of each collective of groups that mpiddp makes:
+    those of a script keep their own (Gloo: 30 minutes). Over NCCL a collective has 30 seconds more,
+    from the moment in which it is queued."""
 
     interface: Annotated[str, Argument("NAME")] = "auto"
     """Network interface: ``auto``, ``NAME``, ``HOST=NAME,…``, or NCCL's syntax (``^docker,lo``)."""

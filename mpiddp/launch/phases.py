@@ -24,6 +24,7 @@ from mpiddp.launch.device.binding import bind_threads
 from mpiddp.launch.device.choice import AUTO
 from mpiddp.launch.device.device import Assignment, Placement
 from mpiddp.launch.device.vendors import TYPES
+from mpiddp.launch.device.visibility import assume_vendor
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import ExportedVariables, forget_inherited
 from mpiddp.launch.launcher.launcher import Launcher, has_manager_hint
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
 
-    from mpiddp.launch.network.fabrics import SiteDefaults
+    from mpiddp.launch.fabrics import SiteDefaults
 
 T = TypeVar("T")
 LOCAL_ADDRESS = "127.0.0.1"
@@ -112,7 +113,7 @@ class StartUp:
 def _find_site_defaults(option: str) -> SiteDefaults | None:
     if not (option or os.environ.get(environment.SITE)):
         return None
-    from mpiddp.launch.network.fabrics import find_site_defaults  # Most launches do without.
+    from mpiddp.launch.fabrics import find_site_defaults  # Most launches do without.
 
     return find_site_defaults(option)
 
@@ -327,7 +328,7 @@ def _choose_backend(
         remarks.append(
             f"{roster.describe(lacking)} has no GPU, {roster.describe(having)} has one: Gloo "
             "connects them, and the CPUs set the pace; with --devices "
-            f"{device.find_type()} each needs a GPU"
+            f"{assume_vendor().type} each needs a GPU"
         )
     return device.choose_backend(start.options.backend, is_refused, lacking), remarks
 
@@ -444,8 +445,7 @@ def place_nccl_records(start: StartUp, ranks: JobRanks, compute: Compute) -> Non
         return
     prefix = ""
     with contextlib.suppress(OSError):
-        output, run = start.failure_handler.output, start.failure_handler.run_directory
-        prefix = choose_records(output.log.parent if output.log is not None else run)
+        prefix = choose_records(start.failure_handler.directory)
     # A job without a directory has another name on each rank.
     prefix = ranks.control.broadcast(prefix)
     variables = dict.fromkeys(environment.FLIGHT_RECORDS if prefix else (), prefix)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 8
-"""JobRanks of a node whose cores are shown."""
+"""Ranks of a node whose cores are shown."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def describe_start(
             [placement.cores for placement in compute.placements],
             [placement.quota for placement in compute.placements],
         ),
-        remarks=(*compute.assignment.remarks, *_find_lacks(start_up, world, compute.backend)),
+        remarks=(*compute.assignment.remarks, *_find_problems(start_up, world, compute.backend)),
         site_defaults=_describe_defaults(start_up, world),
     )
     reports = ranks.leaders.gather(mine) if ranks.leaders is not None else [mine]
@@ -164,18 +164,18 @@ def _describe_defaults(start_up: StartUp, world: World) -> str:
     return defaults.describe(has_nodes=world.node_count > 1) if defaults is not None else ""
 
 
-def _find_lacks(start_up: StartUp, world: World, backend: str) -> tuple[str, ...]:
+def _find_problems(start_up: StartUp, world: World, backend: str) -> tuple[str, ...]:
     """What this node's fabric needs and does not have, if NCCL is to use it; on its first rank."""
     if backend != "nccl" or world.node_count == 1 or world.local_rank != 0:
         return ()
-    from mpiddp.launch.network import fabrics  # Jobs of one node do without.
+    from mpiddp.launch import fabrics  # Jobs of one node do without.
 
     defaults = start_up.site_defaults
     node = defaults.node if defaults else fabrics.find_fabrics(fabrics.read_table())
-    lacks = [lack.found for lack in fabrics.find_lacks(node)]
-    if not lacks:
+    problems = [each.found for each in fabrics.find_problems(node)]
+    if not problems:
         return ()
-    return (f"{node.name}: {'; '.join(lacks)} (python -m mpiddp doctor says what to do)",)
+    return (f"{node.name}: {'; '.join(problems)} (python -m mpiddp doctor says what to do)",)
 
 
 def describe_late_import(seconds: float, rank: int, size: int) -> list[str]:

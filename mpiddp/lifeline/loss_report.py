@@ -35,7 +35,9 @@ def report(
     ``rank``: the node's first, which the outcome names as its writer. ``positions``: where each
     rank is, as far as it is known. ``lost``: the rank that was lost; None if the job has stalled.
     """
-    text = f"mpiddp: {reason}\n{_describe(positions, lost)}"
+    text = f"mpiddp: {reason}\n"
+    with contextlib.suppress(Exception):  # The report does without.
+        text += _describe(positions, lost)
     directory, attempt = rank.run if rank.run is not None else (None, 1)
     log = find_log(directory, membership.rank)
     if rank.log is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from mpiddp.process.sockets.links import Link
 from mpiddp.process.sockets.peer_user import find_peer
 
 STARTING, CLOSING = "during start-up", "while it waited for the others to close their sessions"
+FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Before these end a process, faulthandler writes its stack."""
 ENTRY_BYTES = 1 << 12
 MOST_DESCRIPTORS = 3
 
@@ -84,9 +87,9 @@ class WatchedRank:
         self._loop = loop
         self._hand_on, self._lose = take, lose
         self._progress = Progress(entry.memory)
-        reader = StackReader(number, entry.stacks)
-        self._stacks = StackAnswers(reader, loop, lambda: self.link.send("record"))
-        self._stop = SuspensionWatch(loop, reader.find_state, self._tell_stop)
+        self._reader = StackReader(number, entry.stacks)
+        self._stacks = StackAnswers(self._reader, loop, lambda: self.link.send("record"))
+        self._stop = SuspensionWatch(loop, self._reader.find_state, self._tell_stop)
         self._calls_reply: Reply | None = None
         """Who waits for the rank's last collectives."""
         self._answers: Mapping[str, Callable[[Reply], object]] = {
@@ -96,19 +99,21 @@ class WatchedRank:
             "calls": self._ask_for_calls,
             "stopped": lambda reply: reply(self._stop.is_stopped),
         }
-        self._reader = reader
         """What is answered to requests, by their names."""
+        self._has_crashed = False
         self._watch_process()
 
     def answer(self, name: str, reply: Reply) -> None:
-        """Have ``reply`` called with the answer to a request; not if nothing is known of it. Of a
-        rank that has gone only its end is known, in place of its stack."""
-        answer = self._answers.get(name)
-        if self.has_ended:
-            if name == "stacks":
-                reply(self._describe_end())
-        elif answer is not None:
-            answer(reply)
+        """Have ``reply`` called with the answer to a request; not if nothing is known of it.
+
+        Of a rank that has gone only its end is known, in place of its stack.
+        """
+        if not self.has_ended and name in self._answers:
+            self._answers[name](reply)
+        elif self.has_ended and name == "stacks":
+            # Else it is that of a forked child, which writes to the same file.
+            frames = self._reader.read_last() if self._has_crashed else []
+            reply({"state": "", "frames": [frame.pack() for frame in frames]})
 
     def watch_stops(self, seconds: float) -> None:
         """From now on, tell if it has been stopped for so long."""
@@ -168,6 +173,7 @@ class WatchedRank:
     def _note_end(self) -> None:
         """The rank has gone; what it has said before is heard first."""
         status = self.process.find_status()
+        self._has_crashed = status is None or status & 0x7F in FATAL
         self._leave_process()
         with contextlib.suppress(OSError, ValueError):
             while messages := self.link.receive():
@@ -212,10 +218,6 @@ class WatchedRank:
             if kind in ("closing", "reopened"):
                 self.state = CLOSING if kind == "closing" else ""
             self._hand_on(self, kind, content)
-
-    def _describe_end(self) -> dict[str, Any]:
-        """In place of the stack of a process that has gone."""
-        return {"state": "", "frames": [frame.pack() for frame in self._reader.read_last()]}
 
     def _ask_for_stacks(self, reply: Reply) -> None:
         self._stacks.ask(lambda answer: reply({**answer, "finished": self.is_finished}))

@@ -88,6 +88,9 @@ class Field:
         """The value of a text. Raises ValueError that says what was expected and found."""
         if self.argument.read is not None:
             return self.argument.read(text)
+        if not text and (self.kind is Path or self.argument.bare is not None):
+            # Of a shell's variable that is not set; the path would be the working directory.
+            raise ValueError(f"expected {self.metavar}, found {quote(text)}")
         if self.choices and text not in self.choices:
             raise ValueError(describe_choice(text, self.choices))
         try:

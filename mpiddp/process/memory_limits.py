@@ -7,13 +7,13 @@ have memory left. Containers have such limits, and Slurm's jobs if ConstrainRAMS
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from mpiddp.files import unescape
 from mpiddp.wording import describe_size
 
 NO_LIMIT = 1 << 62
@@ -95,7 +95,7 @@ def _follow(mount: str, paths: list[str]) -> Iterator[ControlGroup]:
     is_old = kind == "cgroup" and "memory" in options.split(",")
     if not is_old and kind != "cgroup2":
         return
-    root, point = map(_unescape, left.split(" ")[3:5])
+    root, point = map(unescape, left.split(" ")[3:5])
     for line in paths:
         number, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(",") if is_old else number == "0":
@@ -107,8 +107,3 @@ def _follow(mount: str, paths: list[str]) -> Iterator[ControlGroup]:
                 yield ControlGroup(each, is_old)
                 if each == top:
                     break
-
-
-def _unescape(text: str) -> str:
-    r"""A path of mountinfo, in which a space is ``\040``."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

@@ -23,7 +23,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, PeerLostError
-from mpiddp.launch.failure.error_meaning import find_origin
+from mpiddp.launch.failure.error_origin import find_origin
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.exported_variables import take
 from mpiddp.launch.mpi.control import count_exchanges

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from itertools import chain, product
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from benchmark_runs import record_benchmark
 from benchmarks import __main__ as commands
 from benchmarks.records.schema import read_record
-from benchmarks.study import explain, export, prove
+from benchmarks.study import export, prove
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
 from mpiddp.schedules.plans.traces import COMPUTE, RECEIVE, SEND, write_chakra, write_goal
@@ -221,9 +220,3 @@ def test_plans_are_proved_side_by_side(tmp_path, capsys):
     assert [plan["verdict"] for plan in plans][2:] == ["WRONG", "not read"]
     with pytest.raises(ConfigurationError, match=r"expected an element algo, found topology$"):
         prove.main(["--load", str(odd)])
-
-
-def test_a_plan_is_explained(tmp_path, own_registry, capsys):
-    path = shutil.copy(RECORDED / "msccl_tools_1step_3.xml", tmp_path / "onestep.xml")
-    explain.main(["onestep", "--load", str(path), "--ranks", "3"])
-    assert "steps         1, with 6 messages of all ranks" in capsys.readouterr().out

@@ -70,16 +70,6 @@ def judge(*cells: Cell) -> SizeChoice:
     return found
 
 
-def test_the_fastest_of_those_that_are_faster_is_chosen():
-    found = judge(make_rule(10e-6), make_cell(DIRECT, 8e-6), make_cell(RING, 9e-6))
-    assert found.chosen == DIRECT
-    # What runs today is no other choice.
-    same = make_cell(Way("one-shot", SHARED), 5e-6)
-    assert judge(make_rule(10e-6), same).chosen == RULE
-    assert found.rule == "one-shot over shared-memory"
-    assert found.timings["private"][DIRECT].ratio.estimate == pytest.approx(0.8, rel=0.02)
-
-
 @given(st.floats(1.0, 3.0), st.floats(0.0, 0.3), st.integers(0, 40))
 def test_what_is_not_faster_is_never_chosen(factor, noise, seed):
     """All of its rounds are at least as slow as today's, or the rounds are too few to tell."""

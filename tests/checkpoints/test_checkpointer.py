@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -92,21 +93,6 @@ def test_mistakes_of_a_script_are_told_and_nothing_is_saved(pool: Pools, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "owner.json"}
 
 
-def test_one_process_needs_no_launch(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpiddp.Checkpointer(tmp_path / "new", model, optimizer) as checkpointer:
-        assert checkpointer.restore() is None
-        checkpointer.save(7, note="é", samples=torch.arange(3))
-        before = model.weight.detach().clone()
-        with torch.no_grad():
-            model.weight += 1
-        checkpointer.wait()
-        state = checkpointer.restore()
-    assert (state["step"], state["note"], state["samples"].tolist()) == (7, "é", [0, 1, 2])
-    assert torch.equal(model.weight, before)
-
-
 def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
@@ -135,12 +121,13 @@ def test_a_save_that_is_waited_for_needs_no_copies(tmp_path, monkeypatch):
     model = torch.nn.Linear(2, 2)
     monkeypatch.delattr("mpiddp.checkpoints.storage.directory.Staging.copy")
     with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
-        checkpointer.save(7, wait=True)
+        checkpointer.save(7, wait=True, note="é")
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step-7"]
+        before = model.weight.detach().clone()
         with torch.no_grad():
             model.weight += 1
-        state = checkpointer.restore()
-        assert state is not None and state["step"] == 7
+        assert checkpointer.restore() == {"step": 7, "note": "é"}
+        assert torch.equal(model.weight, before)
 
 
 def test_a_score_may_be_of_another_library(tmp_path: Path) -> None:
@@ -170,7 +157,7 @@ def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.M
     def interrupt(call: Callable[[], object]) -> None:
         may_write.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(LastingCall, "finish", raise_interrupt)
+            patch.setattr(LastingCall, "finish", mock.Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 call()
 
@@ -200,10 +187,6 @@ def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.M
         mpiddp.Checkpointer(tmp_path, model).restore()
     checkpointer.close()
     assert mpiddp.Checkpointer(tmp_path, model).restore() == {"step": 4}
-
-
-def raise_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

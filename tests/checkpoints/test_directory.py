@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -89,21 +90,32 @@ def test_a_script_may_go_elsewhere_and_its_directory_may_be_removed(tmp_path, mo
 # Which are kept
 
 
-def test_what_need_not_be_kept_goes_before_a_save_that_may_find_no_room(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("looks", "number", "said", "kept"),
+    [
+        (True, errno.ENOSPC, "free some there, or choose another directory", ["step-2", "step-5"]),
+        # Nobody has seen that the newest is whole.
+        (False, errno.EIO, "error: choose another dir", [f"step-{each}" for each in range(1, 6)]),
+    ],
+)
+def test_what_need_not_be_kept_goes_before_a_save_that_may_find_no_room(
+    looks, number, said, kept, tmp_path, monkeypatch
+):
     with open_directory(tmp_path, keep=9) as directory:
         for step, score in enumerate((0.5, 0.9, 0.1, None, None), 1):
             directory.start(step, STATE, score)
         directory.wait()
     directory = make_directory(tmp_path, keep=1)
-    directory.open(directory.look())
+    directory.open(directory.look() if looks else None)
     # Somebody may go on from an older one, before the next is written.
     assert len(list_names(tmp_path)) == 5
 
-    monkeypatch.setattr(directories, "write_shards", raise_full)
+    error = OSError(number, os.strerror(number))
+    monkeypatch.setattr(directories, "write_shards", mock.Mock(side_effect=error))
     directory.start(6, STATE)
-    with pytest.raises(OSError, match="free some there, or choose another directory"):
+    with pytest.raises(OSError, match=said):
         directory.wait()
-    assert list_names(tmp_path) == ["step-2", "step-5"]
+    assert list_names(tmp_path) == kept
     directory.close()
 
 
@@ -121,24 +133,6 @@ def test_the_one_that_training_goes_on_from_stays_until_the_next_is_whole(tmp_pa
     directory.start(4, STATE)
     directory.wait()
     assert list_names(tmp_path) == ["step-4"]
-    directory.close()
-
-
-def test_nothing_goes_before_a_save_if_nobody_has_seen_that_the_newest_is_whole(
-    tmp_path, monkeypatch
-):
-    write(tmp_path, 1, 2, 3, keep=9)
-    directory = make_directory(tmp_path, keep=1, replaces=True)
-    directory.open()
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(directories, "write_shards", fail)
-    directory.start(4, STATE)
-    with pytest.raises(OSError, match="Input/output error: choose another directory"):
-        directory.wait()
-    assert list_names(tmp_path) == ["step-1", "step-2", "step-3"]
     directory.close()
 
 

@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -388,23 +387,19 @@ def test_a_list_is_made_while_some_are_renamed(gone, folder, monkeypatch):
     listed = manifests._list(folder)
     (folder / gone).rename(folder / "step-9.a.partial")
     monkeypatch.setattr(manifests, "_list", lambda _: listed)
-    monkeypatch.setattr(Path, "is_dir", was_there(Path.is_dir))
-    assert {path.name for path in manifests.list_checkpoints(folder)} == {"step-1", "step-2"} - {
-        gone
-    }
+    is_dir, seen = Path.is_dir, set[Path]()
 
-
-def was_there(is_dir: Callable[[Path], bool]) -> Callable[[Path], bool]:
-    """A directory is there when it is looked at first."""
-    seen = set[Path]()
-
-    def call(path: Path) -> bool:
+    def was_there(path: Path) -> bool:
+        """A directory is there when it is looked at first."""
         if path in seen:
             return is_dir(path)
         seen.add(path)
         return True
 
-    return call
+    monkeypatch.setattr(Path, "is_dir", was_there)
+    assert {path.name for path in manifests.list_checkpoints(folder)} == {"step-1", "step-2"} - {
+        gone
+    }
 
 
 def test_another_format_is_no_damage(folder: Path) -> None:

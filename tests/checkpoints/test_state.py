@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import mpiddp
 from mpiddp.errors import CheckpointError, ConfigurationError
@@ -30,6 +32,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "SparseAdam": {"lr": 0.01},
 }
 STEPS = 4
+expect_equal = partial(assert_close, rtol=0, atol=0)
+"""Bit for bit, types included."""
 
 
 class Net(nn.Module):
@@ -78,17 +82,6 @@ def read_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     ]
 
 
-def are_equal(one: Any, other: Any) -> bool:
-    """Bit for bit, types included."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(are_equal, one, other))
-    return bool(one == other)
-
-
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
@@ -110,17 +103,17 @@ def test_saves_change_nothing_and_each_can_be_gone_on_from(name: str, tmp_path: 
         for step in range(STEPS):
             checkpointer.save(step)
             take_step(model, optimizer, step)
-            assert are_equal(read_all(model, optimizer), expected[step + 1]), step
+            expect_equal(read_all(model, optimizer), expected[step + 1])
     for step in range(STEPS):
         model = Net(name)
         optimizer = make_optimizer(name, model)
         with mpiddp.Checkpointer(tmp_path / "other", model, optimizer) as checkpointer:
             state = checkpointer.restore(tmp_path / f"step-{step}")
         assert state == {"step": step}
-        assert are_equal(read_all(model, optimizer), expected[step])
+        expect_equal(read_all(model, optimizer), expected[step])
         for each in range(step, STEPS):
             take_step(model, optimizer, each)
-        assert are_equal(read_all(model, optimizer), expected[STEPS])
+        expect_equal(read_all(model, optimizer), expected[STEPS])
 
 
 def test_a_directory_of_another_model_says_what_to_do(tmp_path: Path) -> None:
@@ -151,7 +144,7 @@ def test_a_parameter_without_a_gradient_has_no_state_yet(tmp_path: Path) -> None
     for model, optimizer in zip(models, optimizers, strict=True):
         for step in range(2, 5):
             take_step(model, optimizer, step, uses_head=True)
-    assert are_equal(read_all(models[0], optimizers[0]), read_all(models[1], optimizers[1]))
+    expect_equal(read_all(models[0], optimizers[0]), read_all(models[1], optimizers[1]))
 
 
 def freeze(model: Net) -> torch.optim.Optimizer:
@@ -170,10 +163,6 @@ def add_head(model: Net, optimizer: torch.optim.Optimizer) -> None:
     optimizer.add_param_group({"params": list(model.head.parameters()), "lr": 0.1})
 
 
-def free_head(model: Net, optimizer: torch.optim.Optimizer) -> None:
-    model.head.requires_grad_(True)
-
-
 def exchange(model: Net, optimizer: torch.optim.Optimizer) -> None:
     """The head in place of another part: the optimizer has as many parameters as before."""
     optimizer.param_groups.clear()
@@ -181,7 +170,12 @@ def exchange(model: Net, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "unfreeze"), [(freeze, add_head), (freeze, exchange), (freeze_gradients, free_head)]
+    ("begin", "unfreeze"),
+    [
+        (freeze, add_head),
+        (freeze, exchange),
+        (freeze_gradients, lambda model, _: model.head.requires_grad_(True)),
+    ],
 )
 def test_state_of_a_frozen_parameter_waits_until_it_is_trained_again(begin, unfreeze, tmp_path):
     model = Net()
@@ -216,7 +210,7 @@ def test_an_optimizer_with_parameters_of_nobody_is_refused(tmp_path: Path) -> No
     optimizer.step()
     with mpiddp.Checkpointer(tmp_path, model, optimizer, head=head) as checkpointer:
         checkpointer.restore()
-    assert are_equal(expected, (head.state_dict(), optimizer.state_dict()))
+    expect_equal(expected, (head.state_dict(), optimizer.state_dict()))
 
 
 def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:

@@ -45,27 +45,30 @@ def test_calls_on_one_node_are_exact(name, size, parts, variables, wait, pool):
     assert reports[0]["chosen"][str(1 << 22)] == "direct over shared-memory"
 
 
-def test_calls_on_uneven_nodes_in_cyclic_order_are_exact(pool):
-    cut, ranks = {"MPIDDP_MESSAGE_BYTES": "30000"}, pool("mpich", 3)
-    called = ranks.call(battery.run_on_nodes, [0, 1, 0], "sums", timeout=DEADLINE, env=cut)
+@pytest.mark.parametrize(
+    ("nodes", "part", "chosen"),
+    [
+        (
+            [0, 1, 0],
+            "sums",
+            [
+                f"two-level:inner=direct,outer={outer} over shared-memory+mpi"
+                for outer in ("recursive-doubling", "ring")
+            ],
+        ),
+        ([0, 1, 2], "between", ["recursive-doubling over mpi", "ring over mpi"]),
+    ],
+)
+def test_calls_between_nodes_are_exact(nodes, part, chosen, pool):
+    """On uneven nodes in cyclic order, and on nodes of one rank each."""
+    cut = {"MPIDDP_MESSAGE_BYTES": "30000"} if part == "sums" else {}
+    called = pool("mpich", 3).call(battery.run_on_nodes, nodes, part, timeout=DEADLINE, env=cut)
     reports = called.values
     transports = ("auto", "mpi", "torch", "shared-memory+mpi")
-    battery.check_reports(reports, [battery.list_sums(3, transports)])
+    battery.check_reports(reports, [battery.LISTS[part](3, transports)])
     described = reports[0]["describe"]
-    assert described["transports"][0] == "shared-memory+mpi"
+    assert described["transports"][0] == chosen[0].rpartition(" ")[2]
     assert "shared-memory" not in described["transports"]
-    assert described["nodes"] == [2, 1]
-    for length, outer in (("64", "recursive-doubling"), (str(1 << 22), "ring")):
-        expected = f"two-level:inner=direct,outer={outer} over shared-memory+mpi"
-        assert {report["chosen"][length] for report in reports} == {expected}
-
-
-def test_calls_on_nodes_of_one_rank_are_exact(pool):
-    ranks = pool("mpich", 3)
-    reports = ranks.call(battery.run_on_nodes, [0, 1, 2], "between", timeout=DEADLINE).values
-    transports = ("auto", "mpi", "torch", "shared-memory+mpi")
-    battery.check_reports(reports, [battery.list_between(3, transports)])
-    described = reports[0]["describe"]
-    assert described["transports"][0] == "mpi" and described["nodes"] == [1, 1, 1]
-    assert reports[0]["chosen"]["64"] == "recursive-doubling over mpi"
-    assert reports[0]["chosen"][str(1 << 22)] == "ring over mpi"
+    assert described["nodes"] == [nodes.count(node) for node in sorted(set(nodes))]
+    for report in reports:
+        assert [report["chosen"][length] for length in ("64", str(1 << 22))] == chosen

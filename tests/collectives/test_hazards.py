@@ -22,7 +22,6 @@ from mpiddp.schedules.proof import prove
 from mpiddp.schedules.schedule import Schedule, all_reduce, relabel
 
 SMALL = BufferCut(2, 2, True)
-SEEDS = range(20)
 
 
 def draw_buffers(schedule: Schedule, count: int, seed: int = 0) -> list[np.ndarray]:
@@ -31,19 +30,11 @@ def draw_buffers(schedule: Schedule, count: int, seed: int = 0) -> list[np.ndarr
     return [numbers.integers(-(2**40), 2**40, count) for _ in range(schedule.ranks)]
 
 
-def play(schedule: Schedule, programs: Sequence[RankProgram], seed: int) -> None:
-    """Raise something unless the promises are kept in this order of events."""
+def check(schedule: Schedule, programs: Sequence[RankProgram], seed: int = 0) -> None:
+    """Raise something unless nothing races, and the promises are kept."""
     before = draw_buffers(schedule, programs[0].count, seed)
-    after = interleavings.play(programs, before, seed)
+    after = interleavings.run(programs, before)
     promises.check(schedule, *(list(map(torch.from_numpy, side)) for side in (before, after)))
-
-
-def goes_wrong(schedule: Schedule, programs: Sequence[RankProgram], seed: int) -> bool:
-    try:
-        play(schedule, programs, seed)
-    except (AssertionError, ValueError):
-        return True
-    return False
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -62,12 +53,10 @@ def test_every_stage_that_is_waited_for_is_published_and_no_other(name, ranks):
 
 @pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("ranks", [2, 5])
-def test_in_memory_nothing_races_and_every_order_of_events_gives_the_result(name, ranks):
+def test_in_memory_nothing_races_and_the_result_is_right(name, ranks):
     for schedule in promises.list_variants(promises.build(name, ranks)):
         programs = promises.compile_all(schedule, 2 * schedule.chunks + 1, [ranks], SMALL)
-        interleavings.check(programs)
-        for seed in range(4):
-            play(schedule, programs, seed)
+        check(schedule, programs)
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -85,8 +74,7 @@ def test_on_any_nodes_nothing_races_or_waits_for_ever(name, data):
     longest = cell * data.draw(st.integers(1, 3), "cells in a message")
     cut = BufferCut(cell, longest, data.draw(st.booleans(), "flows"))
     programs = promises.compile_all(schedule, count, nodes, cut)
-    interleavings.check(programs)
-    play(schedule, programs, data.draw(st.integers(0, 99), "seed"))
+    check(schedule, programs, data.draw(st.integers(0, 99), "seed"))
 
 
 @settings(max_examples=50)
@@ -100,8 +88,7 @@ def test_a_schedule_that_nobody_would_write_runs_on_any_nodes(
     prove(schedule)
     nodes = data.draw(promises.node_sizes(schedule.ranks), "nodes")
     programs = promises.compile_all(schedule, count, nodes, BufferCut(cell, 2 * cell, flows))
-    interleavings.check(programs)
-    play(schedule, programs, seed)
+    check(schedule, programs, seed)
 
 
 def test_a_message_that_left_early_keeps_no_neighbour_waiting():
@@ -116,10 +103,7 @@ def test_a_message_that_left_early_keeps_no_neighbour_waiting():
     ]
     schedule = all_reduce(3, 2, steps)
     prove(schedule)
-    programs = promises.compile_all(schedule, 2, [2, 1], BufferCut(1, 1, True))
-    interleavings.check(programs)
-    for seed in SEEDS:
-        play(schedule, programs, seed)
+    check(schedule, promises.compile_all(schedule, 2, [2, 1], BufferCut(1, 1, True)))
 
 
 def test_a_message_that_nobody_uses_leaves_before_a_neighbour_writes_there():
@@ -131,27 +115,7 @@ def test_a_message_that_nobody_uses_leaves_before_a_neighbour_writes_there():
         interleavings.check(promises.compile_all(schedule, 4, [2, 1], BufferCut(4, 4, flows)))
 
 
-def list_victims(kind: type, *sizes: int) -> list[tuple[Schedule, list[RankProgram], int, int]]:
-    """All instructions of a kind: the schedule, the programs, the rank, and where it stands."""
-    victims = []
-    for ranks in sizes:
-        for _, schedule in promises.list_all(ranks):
-            programs = promises.compile_all(schedule, 2 * schedule.chunks + 1, [ranks], SMALL)
-            for rank, program in enumerate(programs):
-                places = [n for n, i in enumerate(program.instructions) if isinstance(i, kind)]
-                victims += [(schedule, programs, rank, place) for place in places]
-    return victims
-
-
-def replace_instruction(programs, rank, place, *instead):
-    changed = list(programs)
-    old = programs[rank].instructions
-    instructions = (*old[:place], *instead, *old[place + 1 :])
-    changed[rank] = replace(programs[rank], instructions=instructions)
-    return changed
-
-
-def is_refused(programs) -> bool:
+def is_refused(programs: Sequence[RankProgram]) -> bool:
     try:
         interleavings.check(programs)
     except AssertionError:
@@ -159,22 +123,15 @@ def is_refused(programs) -> bool:
     return False
 
 
-def count_caught(victims, mutate, seeds=SEEDS) -> tuple[int, int]:
-    """How many mutants go wrong in one order at least, and how many the graph refuses."""
-    caught = refused = 0
-    for schedule, programs, rank, place in victims:
-        mutant = mutate(programs, rank, place)
-        found = any(goes_wrong(schedule, mutant, seed) for seed in seeds)
-        is_seen = is_refused(mutant)
-        assert is_seen or not found, "the graph takes for safe what goes wrong"
-        caught += found
-        refused += is_seen
-    return caught, refused
-
-
 def test_nearly_every_wait_is_needed():
-    victims = list_victims(Wait, 3, 4)[::5]
-    caught, refused = count_caught(victims, replace_instruction)
-    assert caught >= 0.95 * refused
+    found = []
+    for ranks in (3, 4):
+        for _, schedule in promises.list_all(ranks):
+            programs = promises.compile_all(schedule, 2 * schedule.chunks + 1, [ranks], SMALL)
+            for rank, program in enumerate(programs):
+                old = program.instructions
+                for place in (n for n, each in enumerate(old) if isinstance(each, Wait)):
+                    changed = replace(program, instructions=(*old[:place], *old[place + 1 :]))
+                    found.append((*programs[:rank], changed, *programs[rank + 1 :]))
     # The others say what an earlier wait for somebody else implies.
-    assert caught >= 0.9 * len(victims)
+    assert sum(map(is_refused, found[::5])) >= 0.9 * len(found[::5])

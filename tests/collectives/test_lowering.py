@@ -199,15 +199,11 @@ def test_a_buffer_of_nothing_takes_no_messages_and_no_copies(nodes):
             assert all(each.messages == () for each in promises.compile_all(schedule, 30, nodes))
 
 
-def spare(ranks: int) -> bool:
-    return ranks & (ranks - 1) != 0
-
-
 EXTRA = {
     "ring": ("one chunk", lambda n, size: size // n),
     "naive-ring": ("S", lambda n, size: size),
     "recursive-doubling": ("S", lambda n, size: size),
-    "halving-doubling": ("S/2, or S", lambda n, size: size if spare(n) else size // 2),
+    "halving-doubling": ("S/2, or S", lambda n, size: size if n & (n - 1) else size // 2),
     "binomial-tree": ("S", lambda n, size: size),
     # With two ranks each is a leaf of one tree and the root of the other.
     "double-tree": ("S", lambda n, size: size if n > 2 else size // 2),

@@ -95,14 +95,22 @@ def test_a_tensor_of_nothing_needs_no_segment_and_one_of_less_is_refused():
         assert str(found.value) == f"expected lengths >= 0, found {shape}"
 
 
-@pytest.mark.parametrize("call", ["memfd_create", "posix_fallocate"])
-def test_where_there_is_no_memory_nothing_is_left_behind(call, monkeypatch):
-    error = OSError(12, "Cannot allocate memory")
-    monkeypatch.setattr(os, call, mock.Mock(side_effect=error))
+FULL = "cannot be had: Cannot allocate memory"
+SHORT = "are more than is free: the machine has 1 B left"
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "said"),
+    [(os, "memfd_create", FULL), (os, "posix_fallocate", FULL), (module, "find_shortage", SHORT)],
+)
+def test_where_there_is_no_memory_nothing_is_left_behind(place, name, said, monkeypatch):
+    effect = OSError(12, "Cannot allocate memory") if place is os else None
+    fail = mock.Mock(side_effect=effect, return_value="the machine has 1 B left")
+    monkeypatch.setattr(place, name, fail)
     before = count_descriptors()
     with pytest.raises(ConfigurationError) as found:
         SharedMemory().empty((25,), torch.float64)
-    assert str(found.value) == "200 bytes of shared memory cannot be had: Cannot allocate memory"
+    assert str(found.value) == f"200 bytes of shared memory {said}"
     assert count_descriptors() == before
 
 

@@ -203,7 +203,11 @@ store.make_group = make_group
 
 @pytest.mark.mpi
 def test_gpus_that_are_pretended(tmp_path):
-    for place in ("sys/class/cxi/cxi0", "sys/class/cxi/cxi1", "proc/driver/nvidia/version"):
+    for place in (
+        "sys/class/cxi/cxi0",
+        "sys/class/cxi/cxi1",
+        "proc/driver/nvidia/gpus/0000:10:00.0",
+    ):
         (tmp_path / place).mkdir(parents=True)
     env = {"TMPDIR": str(tmp_path), "FI_MR_CACHE_MONITOR": "memhooks"}
     reading = examine("mpich", 2, cwd=tmp_path, exit_code=1, patch=PRETENDED_GPUS, env=env)

@@ -12,7 +12,7 @@ import gpu_trees
 from mpiddp.doctor.gpu import gpus
 from mpiddp.doctor.gpu.gpus import Gpu
 from mpiddp.launch.device.device import Placement
-from mpiddp.launch.network.fabrics import read_table
+from mpiddp.launch.fabrics import read_table
 
 ALL = frozenset(range(8))
 

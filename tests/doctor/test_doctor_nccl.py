@@ -10,7 +10,7 @@ import pytest
 from doctors import read_recorded
 from mpiddp.doctor.gpu import nccl_log
 from mpiddp.doctor.gpu.nccl_log import Transport
-from mpiddp.launch.network.fabrics import NodeFabrics, read_table
+from mpiddp.launch.fabrics import NodeFabrics, read_table
 
 PLUGINS = {each.fabrics + each.vendors: each for each in read_table().plugins}
 

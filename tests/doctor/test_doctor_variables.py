@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiddp import environment
 from mpiddp.doctor.node import variables
-from mpiddp.launch.network.fabrics import NodeFabrics, Setting
+from mpiddp.launch.fabrics import NodeFabrics, Setting
 
 NAMES = st.one_of(
     st.sampled_from(sorted(environment.HARMLESS)),

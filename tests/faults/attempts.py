@@ -6,7 +6,6 @@ Records of one commit are lines of JSON in one file, so that a run that was inte
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -30,6 +29,7 @@ from laboratory import Laboratory
 RESULTS = launchers.ROOT / "build" / "faults"
 PARTS = ("mpiddp", "jobs", "tests")
 """Of the checkout, that decide what an attempt shows."""
+CHANGED = "-changed"
 PROBLEM_CHARACTERS = 4000
 
 
@@ -78,7 +78,7 @@ def make_attempt(
     campaign: Campaign, family: Family, place: tuple[str, int], laboratory: Laboratory
 ) -> Record:
     """Make one attempt in a directory of its own; whatever it raises is in the record."""
-    fault, number = campaign.find(place[0]), place[1]
+    fault, number = campaign.faults[place[0]], place[1]
     choice = family.choose(campaign.make_dice(*place), number, fault.parameters)
     began = time.monotonic()
     finding, problem = Finding("failed"), ""
@@ -106,21 +106,23 @@ def make_attempt(
 
 def find_excess(finding: Finding, fault: Fault) -> str:
     """Which measured value is above its limit; empty where none is."""
-    values = asdict(finding)
-    excesses = [
-        f"{name}: expected at most {limit:g}, found {values[name]:.3g}"
-        for name, limit in fault.limits.items()
-        if values[name] is not None and values[name] > limit
-    ]
-    return "; ".join(excesses)
+    found = ((name, getattr(finding, name), limit) for name, limit in fault.limits.items())
+    return "; ".join(
+        f"{name}: expected at most {limit:g}, found {value:.3g}"
+        for name, value, limit in found
+        if value is not None and value > limit
+    )
 
 
 class ResultFile:
     """The records of one commit."""
 
     def __init__(self, path: Path) -> None:
+        """What was made with changed files may not be made again: it begins anew."""
         self.path = path
         self._lock = threading.Lock()
+        if path.stem.endswith(CHANGED):
+            path.unlink(missing_ok=True)
 
     def read(self) -> list[Record]:
         """All whole lines; some may have been cut off."""
@@ -140,36 +142,27 @@ class ResultFile:
 def find_missing(
     wanted: Iterable[tuple[str, int]], records: Iterable[Record]
 ) -> list[tuple[str, int]]:
-    """The attempts that no record is of, in their order."""
     made = {(record.fault, record.number) for record in records}
     return [place for place in wanted if place not in made]
 
 
 def run_all(places: Iterable[tuple[str, int]], jobs: int, make: Callable[[Any], object]) -> None:
-    """Make attempts, some at a time."""
     with ThreadPoolExecutor(jobs) as pool:
         for _ in pool.map(make, places):
             pass  # Raises what it raised; those that have not begun are left out.
 
 
-def find_commit(root: Path = launchers.ROOT) -> str:
-    """The checkout's commit, with a digest of what was changed since then."""
+def find_commit() -> str:
+    """The checkout's commit; whether something was changed since then."""
 
     def ask(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
-        return done.stdout if done.returncode == 0 else ""
+        done = subprocess.run(["git", *words], cwd=launchers.ROOT, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
 
-    commit = ask("rev-parse", "--short=12", "HEAD").strip()
-    if not commit:
-        return "no-commit"
-    changes = ask("diff", "HEAD", "--", *PARTS)
-    for name in ask("ls-files", "--others", "--exclude-standard", "--", *PARTS).splitlines():
-        changes += f"{name} {(root / name).read_text(errors='replace')}"
-    digest = hashlib.sha256(changes.encode()).hexdigest()[:8]
-    return f"{commit}-changed-{digest}" if changes else commit
+    commit = ask("rev-parse", "--short=12", "HEAD") or "no-commit"
+    return commit + CHANGED * bool(ask("status", "--porcelain", "--", *PARTS))
 
 
 def describe_machine() -> str:
-    """This machine, in a few words."""
     release = ".".join(platform.release().split(".")[:2])
     return f"{len(os.sched_getaffinity(0))} cores of {find_processor()}, Linux {release}"

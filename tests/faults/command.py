@@ -14,13 +14,12 @@ from tqdm import tqdm
 import attempts
 import table
 from attempts import ResultFile
-from campaign import Campaign, CampaignError, read_campaign
+from campaign import Campaign, read_campaign
 from families import FAMILIES
 from laboratory import Laboratory
 
 
-def parse(campaign: Campaign, words: list[str] | None = None) -> argparse.Namespace:
-    """The options; leaves with 2 where they cannot be understood."""
+def parse(campaign: Campaign) -> argparse.Namespace:
     total = sum(fault.attempts * fault.seconds for fault in campaign.faults.values())
     parser = argparse.ArgumentParser(
         prog="tests/faults/run.sh",
@@ -30,22 +29,15 @@ def parse(campaign: Campaign, words: list[str] | None = None) -> argparse.Namesp
         f"about {total / 60:.0f} minutes on two quiet cores.",
     )
     add = parser.add_argument
-    add("--only", action="append", default=[], metavar="FAULT", help="a fault's name; repeatable")
+    add("--only", action="append", default=[], choices=list(campaign.faults), help="repeatable")
     add("--fraction", type=float, default=1.0, metavar="F", help="this share of each's attempts")
     add("--jobs", type=int, default=1, metavar="N", help="attempts at a time")
-    add("--replay", metavar="FAULT:I", help="make this attempt alone, and keep no record")
+    add("--replay", type=campaign.parse_place, metavar="FAULT:NUMBER",
+        help="make this attempt alone, and keep no record")  # fmt: skip
     add("--list", action="store_true", help="show the faults, and make nothing")
-    add("--table", action="store_true", help="show the table of what was made, and make nothing")
     add("--document", type=Path, metavar="FILE", help="put the table into this document")
-    add("--results", type=Path, default=attempts.RESULTS, metavar="DIR", help="where records are")
-    options = parser.parse_args(words)
-    try:
-        options.places = campaign.choose(options.only, options.fraction)
-        options.place = campaign.parse_replay(options.replay) if options.replay else None
-    except CampaignError as error:
-        parser.error(str(error))
-    if options.jobs < 1:
-        parser.error(f"--jobs: expected 1 or more, found {options.jobs}")
+    options = parser.parse_args()
+    options.places = campaign.choose(options.only, options.fraction)
     return options
 
 
@@ -96,12 +88,11 @@ def main() -> int:
     if options.list:
         list_faults(campaign)
         return 0
-    if options.place is not None:
-        return replay(campaign, options.place)
+    if options.replay is not None:
+        return replay(campaign, options.replay)
     commit = attempts.find_commit()
-    file = ResultFile(options.results / f"{commit}.jsonl")
-    if not options.table:
-        run(campaign, options, file)
+    file = ResultFile(attempts.RESULTS / f"{commit}.jsonl")
+    run(campaign, options, file)
     records = file.read()
     rows = table.make_rows(campaign, records)
     print(table.describe(rows), end="")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import signal
 import sys
@@ -25,7 +24,6 @@ from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.process.outcome import read_outcome
 
 SABOTEUR = Path(__file__).with_name("saboteur.py")
-PATHS = os.pathsep.join(map(str, (launchers.ROOT, launchers.PROGRAMS)))
 NAME = "run"
 INTERVAL = 20
 """Steps between two checkpoints."""
@@ -52,8 +50,6 @@ LOST = re.compile(
 
 @dataclass(frozen=True)
 class End:
-    """How a training has ended."""
-
     rows: dict[int, dict[str, Any]]
     """Of ``metrics.jsonl``, by epoch, without the times."""
     tensors: dict[str, str]
@@ -61,7 +57,6 @@ class End:
 
 
 def read_end(run: Path) -> End:
-    """Of a finished run in this directory."""
     rows: dict[int, dict[str, Any]] = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = {name: json.loads(line).get(name) for name in COMPARED}
@@ -92,8 +87,6 @@ def check_equal(found: End, expected: End) -> None:
 
 @dataclass(frozen=True)
 class Training:
-    """One training's command, in its directory."""
-
     folder: Path
     ranks: int
     options: tuple[str, ...] = SAVING
@@ -133,7 +126,7 @@ class Training:
             rest,
             timeout=SECONDS,
             cwd=self.folder,
-            env={"OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS},
+            env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(launchers.ROOT)},
             python=first,
         ) as job:
             yield job
@@ -169,7 +162,6 @@ class Training:
         return found
 
     def read_steps(self) -> int:
-        """All steps of a finished training."""
         return int(self.read_outcome()["step"])
 
     def read_outcome(self) -> dict[str, Any]:
@@ -261,7 +253,6 @@ class Laboratory:
             return self._ends[key]
 
     def check_end(self, training: Training) -> None:
-        """It has ended as the uninterrupted one."""
         whole = self.find_whole(training.ranks, training.options)
         check_equal(read_end(training.run), read_end(whole.run))
         names = {path.name for path in (training.run / "checkpoints").iterdir()}
@@ -291,7 +282,6 @@ class Laboratory:
 
     @contextlib.contextmanager
     def hosts(self) -> Iterator[ssh.Hosts]:
-        """The same nodes, and an sshd on each of them."""
         with self.cluster() as cluster:
             if self._hosts is None:
                 folder = cluster.directory.parent / "ssh"

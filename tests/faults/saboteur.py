@@ -1,8 +1,7 @@
 """The trainer, with something that happens to it in a certain place.
 
 python saboteur.py PLAN OPTION…   PLAN is a JSON file: a folder, rules of `Rule`, the seconds of
-a pause after each step, a file and the step after which no rank goes on before it has gone, and
-what is the matter with the data (`broken_data.broken`)
+a pause after each step, a file and the step after which no rank goes on before it has gone
 
 Places are events of Python and of torch, and no functions of the trainer's. A rule acts once, also
 over several starts: then ``fired.json`` is in the folder, with the time and the step.
@@ -10,10 +9,8 @@ over several starts: then ``fired.json`` is in the folder, with the time and the
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
-import hashlib
 import json
 import os
 import re
@@ -25,10 +22,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -40,9 +34,9 @@ class Rule:
     rank: int
     """That sees the event, and acts."""
     event: str
-    """``step``: a step was made. ``batch``: a step begins, and ``count`` were made before.
-    ``evaluation``: after a step a module is called without gradients. ``open`` for writing,
-    ``os.mkdir``, ``os.rename``: the audit event, of a path that ``path`` matches."""
+    """``step``: a step was made. ``evaluation``: after a step a module is called without gradients.
+    ``open`` for writing, ``os.mkdir``, ``os.rename``: the audit event, of a path that ``path``
+    matches."""
     path: str = ""
     count: int = 1
     """At which of these events of a process, counted from 1."""
@@ -57,17 +51,11 @@ class Rule:
 
 @dataclass
 class Place:
-    """Where this process is."""
-
     folder: Path
     rank: int
     steps: int = 0
     """Made by this process."""
     events: dict[Rule, int] = field(default_factory=dict)
-    inputs: Any = None
-    """Of the step that is being made."""
-    before: str = ""
-    """A digest of the parameters before it."""
 
 
 def send_signals(rule: Rule, place: Place) -> None:
@@ -82,14 +70,6 @@ def note_only(rule: Rule, place: Place) -> None:
     """What happens comes from outside."""
 
 
-def raise_error(rule: Rule, place: Place) -> None:
-    raise RuntimeError("on purpose")
-
-
-def read_address_zero(rule: Rule, place: Place) -> None:
-    ctypes.string_at(0)
-
-
 def spin(rule: Rule, place: Place) -> None:
     while True:
         pass
@@ -99,10 +79,6 @@ def hold_lock(rule: Rule, place: Place) -> None:
     # A signal ends a sleep.
     while True:
         ctypes.PyDLL(None).sleep(1000)
-
-
-def spoil(rule: Rule, place: Place) -> None:
-    place.inputs.fill_(float("nan"))
 
 
 def fill_disk(rule: Rule, place: Place) -> None:
@@ -122,8 +98,7 @@ def fail_for_quota(rule: Rule, place: Place) -> None:
 ACTIONS = {
     function.__name__: function
     for function in (
-        note_only, send_signals, raise_error, read_address_zero, spin, hold_lock, fill_disk,
-        fail_for_quota, spoil,
+        note_only, send_signals, spin, hold_lock, fill_disk, fail_for_quota,
     )
 }  # fmt: skip
 
@@ -159,12 +134,8 @@ def watch_files(rules: list[Rule], place: Place) -> None:
 def watch_steps(rules: list[Rule], place: Place, plan: dict[str, Any]) -> None:
     hold, last = plan.get("hold", ("", 0))
 
-    def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        place.before = digest_parameters(optimizer, place)
-
-    def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def after_step(*_: object) -> None:
         place.steps += 1
-        write_samples(optimizer, place)
         time.sleep(plan["pause"])
         while place.steps == last and os.path.exists(hold):
             time.sleep(0.01)
@@ -172,53 +143,18 @@ def watch_steps(rules: list[Rule], place: Place, plan: dict[str, Any]) -> None:
             if rule.event == "step":
                 note(rule, place)
 
-    register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
 
 
 def watch_calls(rules: list[Rule], place: Place) -> None:
     def before_call(module: torch.nn.Module, inputs: Any) -> None:
-        if not torch.is_grad_enabled():
+        # Before the run begins the task is tried on a sample.
+        if place.steps and not torch.is_grad_enabled():
             for rule in rules:
-                # Before the run begins the task is tried on a sample.
-                if rule.event == "evaluation" and place.steps:
-                    note(rule, place)
-        elif isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            place.inputs = inputs[0]
-            for rule in rules:
-                # Before the first step there are passes that leave no trace.
-                if rule.event == "batch" and rule.count == place.steps:
-                    place.events[rule] = rule.count - 1
+                if rule.event == "evaluation":
                     note(rule, place)
 
     register_module_forward_pre_hook(before_call)
-
-
-def digest_parameters(optimizer: torch.optim.Optimizer, place: Place) -> str:
-    """Empty where nobody wants to know."""
-    if not (place.folder / "samples").exists():
-        return ""
-    digest = hashlib.sha256()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            digest.update(parameter.detach().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def write_samples(optimizer: torch.optim.Optimizer, place: Place) -> None:
-    """Add a line of JSON on the step that was made, if ``samples`` is in the folder."""
-    path = place.folder / "samples"
-    if path.exists():
-        samples = [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in place.inputs]
-        line = {
-            "rank": place.rank,
-            "step": place.steps,
-            "before": place.before,
-            "after": digest_parameters(optimizer, place),
-            "samples": samples,
-        }
-        with (path / f"{os.getpid()}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
 
 
 def main() -> None:
@@ -235,13 +171,7 @@ def main() -> None:
     sys.argv[1:] = sys.argv[2:]
     from mpiddp.train import main as train
 
-    with contextlib.ExitStack() as stack:
-        if plan.get("data"):
-            import broken_data
-
-            kind, number = plan["data"]
-            stack.enter_context(broken_data.broken(kind, [int(number)]))
-        train()
+    train()
 
 
 if __name__ == "__main__":

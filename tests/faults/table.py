@@ -21,8 +21,6 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One fault's."""
-
     fault: str
     title: str
     planned: int
@@ -51,7 +49,7 @@ def make_rows(campaign: Campaign, records: Iterable[Record]) -> list[Row]:
 
 
 def _make_row(campaign: Campaign, name: str, records: Sequence[Record]) -> Row:
-    fault = campaign.find(name)
+    fault = campaign.faults[name]
     detected = [each.detected for each in records if each.detected is not None]
     lost = [each.lost_steps for each in records if each.lost_steps is not None]
     return Row(

@@ -93,8 +93,12 @@ def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monke
         signal.raise_signal(signal.SIGUSR1)
 
     monkeypatch.setattr(attempt, "copy_messages", be_preempted)
-    assert launch.run(["true"], os.environ, None).status == 0
-    assert launch.preemption == signal.SIGUSR1
+    found = launch.run(["true"], os.environ, None)
+    assert (found.status, found.preemption, launch.preemption) == (0, None, signal.SIGUSR1)
+    # This one gets it.
+    assert launch.run(["sleep", str(SECONDS)], os.environ, None).status == 128 + signal.SIGUSR1
+    monkeypatch.setattr(attempt, "copy_messages", lambda *_: signal.raise_signal(signal.SIGUSR2))
+    assert launch.run(["sleep", str(SECONDS)], os.environ, None).preemption == signal.SIGUSR2
 
 
 def test_ctrl_c_before_the_ranks_have_met_is_no_interrupt_of_python(launch, monkeypatch, tmp_path):
@@ -135,6 +139,18 @@ def test_a_signal_that_a_launcher_forgets_before_its_ranks_is_repeated(
     monkeypatch.setattr(attempt, "copy_messages", terminate)
     variables = {**os.environ, JOB_DIRECTORY: str(tmp_path)}
     assert launch.run([sys.executable, "-c", FORGETFUL], variables, None).status == 143
+
+
+def test_ranks_that_outlast_ctrl_c_are_told(launch, monkeypatch, capfd):
+    def interrupt(messages, *_):
+        assert messages.readline() == b"ready\n"
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(attempt, "copy_messages", interrupt)
+    monkeypatch.setattr(attempt, "PATIENCE_SECONDS", 0.1)
+    program = FORGETFUL.replace("SIGTERM", "SIGINT").replace("60", "0")
+    assert launch.run([sys.executable, "-c", program], os.environ, None).status == 0
+    assert capfd.readouterr().err.encode() == attempt.STILL_RUNNING
 
 
 @pytest.mark.parametrize("step", ["", "StepId=7.0 SrunHost:Pid={host}:{process}"])

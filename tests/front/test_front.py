@@ -385,7 +385,11 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
             "--console expects a value, RANKS: Ranks that print to the console: all",
         ),
         ("-n 2 --hlep x", "unknown option --hlep (did you mean --help?)"),
-        ("-n 2", "no SCRIPT given"),
+        ("-n 2", "no SCRIPT given; python"),
+        ("-n 2 --hosts hello.py", "given: hello.py was taken for the value of --hosts;"),
+        ("--hosts a:2 b:2 hello.py", "b:2 stands where the script does: type --hosts a:2,b:2\n"),
+        ("-n 2 --site-defaults x.toml hello.py", "does: type --site-defaults=x.toml\n"),
+        ("--hostfile= hello.py", "mpiddp: --hostfile: expected PATH, found ''\n"),
         ("-n 2 gone.py", "there is no script 'gone.py'"),
         ("-n 2 below", "'below' is a directory without a __main__.py"),
         ("-n 2 -m no.such", "no module named 'no'"),
@@ -510,7 +514,7 @@ def test_a_directory_that_was_deleted_starts_nothing(folder, monkeypatch, capsys
 def test_a_rank_starts_no_ranks(folder):
     done = run("-n", "2", "hello.py", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "-n starts ranks, and this process is one" in done.stderr
+    assert "-n is for what starts ranks, and this process is one" in done.stderr
 
 
 # ---- in an allocation ------------------------------------------------------------------------
@@ -705,7 +709,7 @@ def test_standard_input_is_offered_to_a_rank_of_this_host(folder, allocation, mo
     # srun gives it to rank 0 itself; the job's first node is another host.
     for words in ([], ["--launcher", "mpirun"]):
         assert attempts.start("-n", "2", *words) == 0
-    monkeypatch.setattr(front, "is_host", lambda *_: True)
+    monkeypatch.setattr(attempt, "is_host", lambda *_: True)
     assert attempts.start("-n", "2", "--launcher", "mpirun") == 0
     assert attempts.offers == [False, False, True]
     monkeypatch.delenv("SLURM_JOB_ID")
@@ -907,15 +911,32 @@ def test_nodes_are_examined_before_the_ranks_start(
     assert code or ("--exclude=n2" in attempts.commands[1]) is (BAD in rows)
 
 
+def test_a_preemption_during_the_preflight_is_no_fault_of_a_node(folder, monkeypatch, capsys):
+    attempts = Attempts(monkeypatch, Exit(138, preemption=signal.SIGUSR1), Exit(0))
+    assert attempts.start("-n", "2", "--preflight") == 75
+    assert len(attempts.commands) == 1
+    assert (
+        capsys.readouterr().err == "mpiddp: preempted during the preflight: no rank was started\n"
+    )
+
+
 ERROR = {"code": 1, "reason": "KeyError: 3 at 0x7f", "host": "n1", "step": None}
-CRASH = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it was killed by SIGSEGV"}
-SILENT = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it is silent"}
+LOSS = {**ERROR, "code": 6, "lost_rank": 1}
+CRASH = {**LOSS, "reason": "rank 1 on n1 was lost: it was killed by SIGSEGV"}
+SILENT = {**LOSS, "reason": "rank 1 on n1 was lost: it is silent"}
+LEFT = {**LOSS, "reason": "rank 1 on n1 left early: it left with exit code 1 without closing"}
 
 
 @pytest.mark.parametrize(
     ("before", "found", "seconds", "is_same"),
     [
-        (ERROR, {**ERROR, "reason": "KeyError: 4 at 0x55f", "host": "n2"}, 1, True),
+        (ERROR, {**ERROR, "host": "n2"}, 1, True),
+        # A script's own text may say how far it came; of a step that is known it need not.
+        (ERROR, {**ERROR, "reason": "KeyError: 4 at 0x55f"}, 1, False),
+        ({**ERROR, "path": "x"}, {**ERROR, "path": "x", "reason": "KeyError: 4 at 0x7f"}, 1, True),
+        # Any error may be behind an exit code.
+        ({**ERROR, "reason": "SystemExit: 1"}, {**ERROR, "reason": "SystemExit: 1"}, 1, False),
+        (LEFT, LEFT, 1, False),
         (ERROR, {**ERROR, "reason": "ValueError: 3"}, 1, False),
         (ERROR, {**ERROR, "code": 4}, 1, False),
         (ERROR, {**ERROR, "reason": ""}, 1, False),
@@ -928,7 +949,12 @@ SILENT = {**ERROR, "code": 6, "reason": "rank 1 on n1 was lost: it is silent"}
         ({**ERROR, "node_fault": "x"}, {**ERROR, "node_fault": "x", "host": "n2"}, 1, False),
         ({**ERROR, "node_fault": "x"}, {**ERROR, "node_fault": "x"}, 1, True),
         ({**SILENT, "lost_host": "n1"}, {**SILENT, "lost_host": "n2"}, 1, False),
-        ({**CRASH, "lost_host": "n1"}, {**CRASH, "lost_host": "n2"}, 1, True),
+        (
+            {**CRASH, "lost_host": "n1"},
+            {**CRASH, "lost_host": "n2", "reason": CRASH["reason"].replace("1", "2")},
+            1,
+            True,
+        ),
     ],
 )
 def test_the_same_error_before_any_step_is_not_tried_a_third_time(

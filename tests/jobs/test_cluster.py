@@ -16,7 +16,6 @@ import pytest
 
 import copies
 import launchers
-import markers
 import slurm
 
 COMMANDS = ("up", "down", "status", "env", "rate", "cut", "heal", "kill", "revive", "exec")
@@ -447,9 +446,3 @@ def test_slurms_pmix_plugin_needs_a_library(has_slurm, files, has_pmix, tmp_path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert load("requirements").has_pmix(tmp_path, has_slurm=has_slurm) is has_pmix
-
-
-def test_the_packages_are_the_same_for_all():
-    requirements = load("requirements")
-    wanted = {*requirements.PACKAGES.values(), requirements.PMIX_PACKAGE} - {"util-linux"}
-    assert wanted == set(markers.PACKAGES["slurm"])

@@ -17,6 +17,9 @@ def test_caches_leave_a_shared_home_unless_somebody_has_chosen(tmp_path, monkeyp
     folder = tmp_path / f"mpiddp-{os.getuid()}" / "caches"
     assert chosen.keys() == CACHES.keys() - {"TRITON_CACHE_DIR"}
     assert chosen["CUDA_CACHE_PATH"] == f"{folder}/cuda"
+    # Below this torch places Triton's cache, too.
+    below = caches.choose({"HOME": "/proc", "TORCHINDUCTOR_CACHE_DIR": "/mine"})
+    assert below.keys() == chosen.keys() - {"TORCHINDUCTOR_CACHE_DIR"}
     assert caches.find_folder({**chosen, "TRITON_CACHE_DIR": "/mine"}) == str(folder)
     assert caches.find_folder(dict.fromkeys(CACHES, "/mine/x")) == ""
     # What others can write to is not used.

@@ -203,7 +203,7 @@ def test_pmix_refuses_the_user_of_a_container(
     monkeypatch.setenv(environment.PMIX_SECURITY_MODE, security)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(compatibility, "find_outer_user", lambda user: outside)
-    monkeypatch.setattr(compatibility, "find_walls", lambda launcher: {"user"})
+    monkeypatch.setattr(compatibility, "find_own_namespaces", lambda launcher: {"user"})
     with pytest.raises(LaunchError, match="user 1000 as user 0") if is_refused else nullcontext():
         compatibility.check_user(VERSIONS[library], LAUNCHERS[started_by])
 
@@ -219,7 +219,7 @@ def test_pmix_refuses_the_user_of_a_container(
 )
 def test_intel_mpi_needs_memory_that_ranks_share(library, hosts, walls, is_refused, monkeypatch):
     monkeypatch.setenv(environment.SLURM_STEP_NODES, hosts)
-    monkeypatch.setattr(compatibility, "find_walls", lambda launcher: walls)
+    monkeypatch.setattr(compatibility, "find_own_namespaces", lambda launcher: walls)
     with pytest.raises(LaunchError, match="a container each") if is_refused else nullcontext():
         compatibility.check_memory(VERSIONS[library], LAUNCHERS["srun pmi2"])
 

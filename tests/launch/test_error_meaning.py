@@ -15,7 +15,7 @@ from mpiddp.errors import (
     PeerLostError,
     UnreachableError,
 )
-from mpiddp.launch.failure import error_meaning
+from mpiddp.launch.failure import error_meaning, error_origin
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def read_recorded():
 @pytest.mark.parametrize("row", read_recorded(), ids=lambda row: row["source"])
 def test_peer_loss_in_recorded_messages(row):
     kind = getattr(builtins, row["kind"], None) or getattr(torch.distributed, row["kind"])
-    assert error_meaning.is_peer_loss(kind(row["text"])) is row["lost"]
+    assert error_origin.is_peer_loss(kind(row["text"])) is row["lost"]
 
 
 def test_faults_of_a_machine(tmp_path):
@@ -59,7 +59,18 @@ def test_faults_of_a_machine(tmp_path):
     cause = RuntimeError("training failed")
     cause.__cause__ = RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel")
     for error in (disk, worker, cause, RuntimeError("Xid (PCI:0000:3b:00): 79, GPU has fallen")):
-        assert error_meaning.find_node_fault(error)
+        assert error_origin.find_node_fault(error)
     elsewhere = OSError(28, "No space left on device", "/proc/full")
-    for error in (elsewhere, OSError(28, "No space left on device"), RuntimeError("ECC")):
-        assert not error_meaning.find_node_fault(error)
+    hidden = RuntimeError("a cache is full")
+    hidden.__context__, hidden.__suppress_context__ = disk, True
+    # Xid 31 is an illegal address: the script's. So are a script's own words.
+    of_script = [
+        RuntimeError("NVRM: Xid (PCI:0000:3b:00): 31, MMU Fault"),
+        RuntimeError("HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in …"),
+        RuntimeError("system not yet initialized"),
+        KeyError("Xid: 3"),
+        ValueError("not a label: 'the GPU has fallen off the bus'"),
+    ]
+    full = OSError(28, "No space left on device")
+    for error in (elsewhere, full, hidden, RuntimeError("ECC"), *of_script):
+        assert not error_origin.find_node_fault(error)

@@ -1,4 +1,4 @@
-"""Fabrics and accelerators, recognised in made-up trees; what is set, and what is missing."""
+"""Fabrics, recognised in made-up trees; what is set, and what is missing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 import launchers
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.network import fabrics
-from mpiddp.launch.network.fabrics import find_fabrics, find_site_defaults, read_table
+from mpiddp.launch import fabrics
+from mpiddp.launch.fabrics import find_fabrics, find_site_defaults, read_table
 
 TABLE = read_table()
-NVIDIA = {"proc/driver/nvidia/version": "NVRM version: 580.65"}
-AMD = {"sys/class/kfd/kfd": ""}
-INTEL = {"sys/class/drm/renderD128/device/vendor": "0x8086\n"}
+NVIDIA = {"proc/driver/nvidia/gpus/0000:10:00.0/information": ""}
+AMD = {"sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 304\n"}
+INTEL = {"sys/class/drm/card0/device/vendor": "0x8086\n"}
 SLINGSHOT = {
     "sys/class/cxi/cxi1/device/properties/rdzv_get_en": "1\n",
     "sys/class/cxi/cxi0/device/properties/rdzv_get_en": "1\n",
@@ -76,7 +76,7 @@ def grow(tmp_path):
         ((verbs("hfi1_0", driver="hfi1"),), "Omni-Path", ("hfi1_0",), ()),
         ((SLINGSHOT, INTEL), "Slingshot", ("cxi0", "cxi1"), ("Intel",)),
         # A screen's card of another maker.
-        (({"sys/class/drm/renderD128/device/vendor": "0x1a03"},), None, (), ()),
+        (({"sys/class/drm/card0/device/vendor": "0x1a03"},), None, (), ()),
     ],
 )  # fmt: skip
 def test_what_a_node_has(trees, fabric, devices, vendors, grow):
@@ -198,8 +198,8 @@ def test_nccls_own_file_is_somebodys_word(grow, monkeypatch):
     ],
 )  # fmt: skip
 def test_what_is_missing_or_wrong(trees, variables, words, grow):
-    lacks = list(fabrics.find_lacks(find_fabrics(TABLE, variables, grow(*trees)), variables))
-    text = "\n".join(f"{lack.found} | {lack.advice}" for lack in lacks)
+    problems = list(fabrics.find_problems(find_fabrics(TABLE, variables, grow(*trees)), variables))
+    text = "\n".join(f"{each.found} | {each.advice}" for each in problems)
     assert all(word in text for word in words), text
 
 
@@ -216,7 +216,7 @@ def test_what_is_missing_or_wrong(trees, variables, words, grow):
 )
 def test_what_is_well(trees, variables, grow):
     node = find_fabrics(TABLE, variables, grow(*trees))
-    assert not list(fabrics.find_lacks(node, variables))
+    assert not list(fabrics.find_problems(node, variables))
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,31 @@ def test_a_user_has_another_number_outside_of_a_container(monkeypatch, tmp_path,
     assert containers.find_outer_user(7) == outside
 
 
+IN_CONTAINER = """
+import ctypes, os, subprocess
+from mpiddp.launch.launcher import containers
+CLONE_NEWUSER = 0x10000000
+ctypes.CDLL(None).unshare(CLONE_NEWUSER)
+input("in it\\n")
+daemon = subprocess.Popen("cat", stdin=subprocess.PIPE)
+os.setuid(1)
+print([containers._is_around(each) for each in (daemon.pid, os.getppid())], flush=True)
+"""
+
+
+def test_a_daemon_of_root_in_the_same_container_is_no_wall():
+    if os.geteuid() != 0:
+        pytest.skip("root writes the map of a namespace's users")
+    command = [sys.executable, "-c", IN_CONTAINER]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin and process.stdout and process.stdout.readline() == "in it\n"
+        Path(f"/proc/{process.pid}/uid_map").write_text("0 0 1\n1 100001 1\n")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "[True, False]\n"
+
+
 LOOKS = "from mpiddp.launch.network.mpi_interfaces import share_memory; print(share_memory(2))"
 HAS_ITS_OWN = "mount -t tmpfs none /dev/shm"
 

@@ -305,7 +305,7 @@ FABRIC = """
 import os, pathlib, sys, torch
 import mpiddp
 from mpiddp.launch.device import device
-from mpiddp.launch.network import fabrics
+from mpiddp.launch import fabrics
 from mpiddp.launch.rendezvous import store
 find = fabrics.find_fabrics
 root = pathlib.Path(sys.argv[1])
@@ -323,7 +323,7 @@ with mpiddp.init() as session:
 
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_a_fabric_between_nodes(is_asked, slurm_cluster, tmp_path):
-    for place in ("sys/class/cxi/cxi0", "proc/driver/nvidia/version", "lib"):
+    for place in ("sys/class/cxi/cxi0", "proc/driver/nvidia/gpus/0000:10:00.0", "lib"):
         (tmp_path / place).mkdir(parents=True)
     site = tmp_path / "site.toml"
     site.write_text('[[settings]]\nvariable = "NCCL_CROSS_NIC"\nvalue = "0"\n')

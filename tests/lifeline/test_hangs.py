@@ -86,6 +86,11 @@ BUSY = stack(
             "ranks make different calls: rank 0 on node0 calls all_reduce 57 (4,096 float32, "
             "train.py:80); rank 1 on node0 calls broadcast 57 (7 float32, train.py:80)"
         )),
+        # Who has made a call is a member, whatever torch says of a group that is closed.
+        ([(REDUCE, (call(members=[0]),)), (REDUCE, (call(name="broadcast", members=[0]),))], (
+            "ranks make different calls: rank 0 on node0 calls all_reduce 57 (4,096 float32, "
+            "train.py:80); rank 1 on node0 calls broadcast 57 (4,096 float32, train.py:80)"
+        )),
         ([(BACKWARD, WAITS[1]), (REDUCE, (call(size=9),)), GONE], (
             "rank 1 on node0 makes another call than the others: all_reduce 57 (9 float32, "
             "train.py:80), where rank 0 calls all_reduce 57 (4,096 float32, train.py:77)"
@@ -262,9 +267,12 @@ def test_a_planted_culprit_is_named(kind, who, launcher, tmp_path, request):
 
 @pytest.mark.mpi
 @pytest.mark.long
-def test_a_crash_is_shown_with_its_place(tmp_path):
+@pytest.mark.parametrize(("kind", "is_shown"), [("crashes", True), ("outlives", False)])
+def test_a_crash_is_shown_with_its_place_and_a_forked_childs_is_not(kind, is_shown, tmp_path):
     words = ["-m", "mpiddp", "--log-dir", "logs", launchers.PROGRAMS / "hanging.py"]
-    result = launchers.run("openmpi", 3, [*words, "crashes", "ddp"], cwd=tmp_path)
+    result = launchers.run("openmpi", 3, [*words, kind, "ddp"], cwd=tmp_path)
+    assert "rank 1 of 3" in result.stderr, result
     shown = rf"  rank 1 on {re.escape(HOST)}  crash, hanging\.py:\d+ \(its end\)\n"
-    assert re.search(shown, result.stderr), result.stderr
-    assert re.search(shown, (tmp_path / "logs" / hang_report.FILE).read_text())
+    report = (tmp_path / "logs" / hang_report.FILE).read_text()
+    for text in (result.stderr, report):
+        assert bool(re.search(shown, text)) is is_shown, text

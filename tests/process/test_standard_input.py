@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import subprocess
@@ -13,14 +12,6 @@ import pytest
 import launchers
 
 SECONDS = 120
-BYTES = os.urandom(3_000_000)
-READ = """
-import hashlib, os, sys
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-print(attempt, hashlib.sha256(sys.stdin.buffer.read()).hexdigest(), flush=True)
-if attempt != os.environ["TORCHELASTIC_MAX_RESTARTS"]:
-    raise RuntimeError("the next attempt")
-"""
 LAUNCH = """
 import os, sys
 from mpiddp.front.attempt import Launch
@@ -37,20 +28,6 @@ launch = Launch(OPEN_MPI, starts_ranks=True)
 for attempt in range(2):
     launch.run([sys.executable, "-c", code], os.environ, None, offers_input=True)
 """
-
-
-@pytest.mark.long
-@pytest.mark.by_default("openmpi")
-def test_each_attempt_reads_a_file_from_its_beginning(either_launcher, tmp_path):
-    (tmp_path / "read.py").write_text(READ)
-    (tmp_path / "bytes").write_bytes(BYTES)
-    words = ["-m", "mpiddp", "-n", "1", "--launcher", either_launcher.mpirun, "--restarts", "1"]
-    with open(tmp_path / "bytes", "rb", buffering=0) as source:
-        source.seek(1000)  # Where it is given to the front.
-        with launchers.start("alone", 1, [*words, tmp_path / "read.py"], stdin=source) as job:
-            done = job.wait().expect(0)
-    found = hashlib.sha256(BYTES[1000:]).hexdigest()
-    assert set(launchers.drop_gloo_lines(done.stdout).splitlines()) == {f"0 {found}", f"1 {found}"}
 
 
 def launch(stdin, rank: int = 0) -> tuple[str, str]:

@@ -50,7 +50,6 @@ VALUES = torch.randint(-7, 8, (2 * COUNTS[-1],), generator=torch.Generator().man
 
 
 def list_sums(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    """What is chosen for each call that adds."""
     whole = ("auto", *WHOLE, *VARIANTS)
     what = [("all_reduce", name) for name in whole if size > 1 or name == "auto"]
     what += [("reduce_scatter", name) for name in PARTING[:3]]
@@ -69,7 +68,6 @@ def list_sums(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ..
 
 
 def list_moves(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    """What is chosen for each call that only moves."""
     what = [("all_gather", name) for name in PARTING[:3]]
     what += [("broadcast", name) for name in ROOTED]
     types = ("float64", "bfloat16", "int32", "uint8", "bool", "int16", "complex64")
@@ -117,7 +115,6 @@ def is_possible(row: Row) -> bool:
 
 
 def is_sum(row: Row) -> bool:
-    """Whether the call adds, and does not only move."""
     return row["what"][0] not in ("all_gather", "broadcast")
 
 
@@ -138,7 +135,6 @@ def contribute(row: Row, rank: int, size: int, turn: int) -> torch.Tensor:
 
 
 def move(row: Row, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The result of a call that only moves."""
     if row["what"][0] == "broadcast":
         return parts[row["root"]]
     size, count = len(parts), row["count"]
@@ -147,7 +143,6 @@ def move(row: Row, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def add(row: Row, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The result of a call that adds."""
     stack = torch.stack(parts)
     operator = row["operator"]
     if operator == "average":
@@ -179,7 +174,6 @@ def allocate(
 
 
 def call(row: Row, tensor: torch.Tensor) -> torch.Tensor:
-    """Make the call of a row."""
     kind, algorithm = row["what"]
     options: dict[str, Any] = {"algorithm": algorithm, "transport": row["transport"]}
     if is_sum(row):
@@ -237,7 +231,6 @@ def make_call(row: Row, rank: int, size: int, device: torch.device = CPU) -> lis
 
 
 def name_choice(size: int) -> str:
-    """What ``auto`` chooses for an all-reduce of ``size`` bytes."""
     layout = ensure_communicator().layout
     chosen = select(CallRequest(Collective.ALL_REDUCE), size, layout, on_gpu=False)
     return f"{chosen.name} over {chosen.transport}"

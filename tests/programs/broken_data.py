@@ -1,12 +1,8 @@
-"""Trainings on data with bad samples: on a pool's ranks, or as a program.
-
-python broken_data.py nan 17,30 --data toy …
-"""
+"""Trainings on data with bad samples, on the ranks of a pool."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -70,16 +66,3 @@ def run(
         patched.side_effect = keep
         row = trainer.train(parse(list(words)), session, find_failure_handler(session))
     return {"left_out": row.left_out, "step": row.step}, weights
-
-
-def main() -> None:
-    from mpiddp.train import main as train
-
-    kind, numbers, *words = sys.argv[1:]
-    sys.argv[1:] = words
-    with broken(kind, [int(each) for each in numbers.split(",")]):
-        train()
-
-
-if __name__ == "__main__":
-    main()

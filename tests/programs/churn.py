@@ -48,8 +48,6 @@ def allocate(size: int, is_shared: bool) -> torch.Tensor:
 
 
 class Churn:
-    """A run of calls."""
-
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.common = random.Random(1)
@@ -65,7 +63,6 @@ class Churn:
         self.wrong: list[str] = []
 
     def call(self, number: int) -> None:
-        """One call, with a buffer of its own."""
         length, dtype = self.common.choice(LENGTHS), self.common.choice(TYPES)
         transport = self.common.choice(TRANSPORTS)
         # Most lengths are never met again, some always are.

@@ -46,7 +46,6 @@ def follow(file: str, begin: str = "") -> None:
 
 
 def lose(file: str) -> None:
-    """Kill the last rank."""
     import mpiddp
     from mpiddp.lifeline import lifeline
 

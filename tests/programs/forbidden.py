@@ -48,7 +48,6 @@ NOBODY = 65534
 
 
 def control(option: int, *arguments: object) -> None:
-    """prctl(2)."""
     library = ctypes.CDLL(None, use_errno=True)
     words = [*arguments, *[0] * (4 - len(arguments))]
     plain = [ctypes.c_ulong(word) if isinstance(word, int) else word for word in words]
@@ -115,7 +114,6 @@ def try_unordered(session: mpiddp.Session) -> dict[str, object]:
 
 
 def try_threads(session: mpiddp.Session) -> dict[str, object]:
-    """Calls that are begun, and calls in another thread."""
     rank, size = session.world.rank, session.world.size
     tensors = [torch.full((count,), float(rank)) for count in (5, 100_000)]
     seen = []
@@ -140,7 +138,6 @@ def try_threads(session: mpiddp.Session) -> dict[str, object]:
 
 
 def main() -> None:
-    """Forbid, call, and report."""
     how = sys.argv[1]
     if how in ("funneled", "serialized"):
         mpi4py.rc.thread_level = how

@@ -123,8 +123,6 @@ class Rank:
 
 
 class Job:
-    """One rank of a training."""
-
     def __init__(self, given: Rank) -> None:
         if given.world > 1:
             store = dist.FileStore(given.store, given.world)
@@ -239,7 +237,6 @@ def read_all(given: Rank, paths: list[str]) -> list[Any]:
 
 
 def serve(connection: Connection) -> None:
-    """Be one rank, or twins, until the connection ends."""
     connection.send(os.getpid())
     job: Any = None
     twins: dict[tuple[Any, ...], Twin] = {}

@@ -23,7 +23,6 @@ TRAINING = ("--data", "toy", "--epochs", "1", "--batch-size", "8", "--samples", 
 
 
 def find_backend(session: mpiddp.Session) -> tuple[str, str]:
-    """The backend and the kind of device."""
     return session.backend, session.device.type
 
 

@@ -28,7 +28,8 @@ def is_culprit(step: int) -> bool:
 def plant(kind: str, step: int) -> None:
     """Do what the culprit does before it calls the step's collective."""
     if is_culprit(step):
-        {"sleeps": sleep, "stopped": stop, "crashes": crash}.get(kind, int)()
+        ways = {"sleeps": sleep, "stopped": stop, "crashes": crash, "outlives": outlive}
+        ways.get(kind, int)()
 
 
 def sleep() -> None:
@@ -44,6 +45,15 @@ def stop() -> None:
 
 def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def outlive() -> None:
+    """Be killed after a forked child has crashed."""
+    child = os.fork()
+    if not child:
+        crash()
+    os.waitpid(child, 0)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Samples(Dataset):
@@ -92,8 +102,6 @@ def call_own(kind: str) -> None:
 
 
 class Model(torch.nn.Module):
-    """Calls a collective of its own in each training step."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(WIDTH, 2)

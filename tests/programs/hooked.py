@@ -101,7 +101,6 @@ def join_early(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[floa
 
 
 def refuse(session: mpiddp.Session) -> list[str]:
-    """What is said where gradients cannot be averaged by mpiddp."""
     model = DistributedDataParallel(make_model())
     alone, _ = torch.distributed.new_subgroups(1)
     calls: list[Callable[[], object]] = [

@@ -31,12 +31,10 @@ BOUND, DEADLINE = 2.0, 90.0
 
 
 def block(*_: object) -> None:
-    """Not to be waited for."""
     time.sleep(1000)
 
 
 def shout(*_: object) -> None:
-    """Not to be relied on."""
     raise TypeError("loudly")
 
 
@@ -97,8 +95,6 @@ def block_outcome(_: FailureHandler) -> None:
 
 
 def set_hook(hook: Callable[..., None]) -> Callable[[FailureHandler], None]:
-    """A script's own sys.excepthook."""
-
     def prepare(failure_handler: FailureHandler) -> None:
         failure_handler.runs_script = True
         sys.excepthook = hook
@@ -208,7 +204,6 @@ def fail(case: str, folder: Path) -> None:
 
 
 def main() -> None:
-    """Let them fail."""
     children = {}
     for case in CASES:
         folder = Path(sys.argv[1]) / case

@@ -23,8 +23,6 @@ LENGTH = 50
 
 
 class Model(nn.Module):
-    """A linear layer, and beside it something odd."""
-
     def __init__(self, kind: str, features: int, classes: int) -> None:
         super().__init__()
         self.kind, self.passes = kind, 0

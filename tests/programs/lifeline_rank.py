@@ -36,7 +36,6 @@ def say(*words: Any) -> None:
 
 
 def leave(code: int) -> None:
-    """The job ends."""
     say("leave", code)
     os._exit(code)
 

@@ -96,7 +96,6 @@ class Observation:
         return weigh_and_call
 
     def take_step(self, engine: Engine, *arguments: Any) -> Any:
-        """In place of the engine's."""
         self.is_stepping = True
         try:
             return TAKE_STEP(engine, *arguments)
@@ -155,7 +154,6 @@ def observe_compiled(session: Session, *command_lines: Sequence[str]) -> list[Ob
 
 
 def observe(session: Session, *command_lines: Sequence[str]) -> list[Observation]:
-    """Train with each of the trainer's command lines."""
     torch.set_num_threads(1)
     found = []
     for words in command_lines:

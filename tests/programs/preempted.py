@@ -139,8 +139,6 @@ def train(
 
 @dataclass
 class RankRecord:
-    """What one rank has done in a training."""
-
     batches: int = 0
     """That it has trained on."""
     samples: list[bytes] = field(default_factory=list)

@@ -30,7 +30,6 @@ class Slow:
 
 
 def sleep(features: torch.Tensor) -> torch.Tensor:
-    """A transform that takes long."""
     time.sleep(0.02)
     return features
 

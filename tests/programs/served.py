@@ -117,14 +117,12 @@ class Way:
     """Whether a server's update takes so long that what comes meanwhile is overdue."""
 
     def lose(self) -> None:
-        """This rank is killed, or stops."""
         Path("failed").write_text(str(time.time()))
         kinds = {"is killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}
         os.kill(os.getpid(), kinds[self.how])
 
 
 def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) -> None:
-    """A worker's steps."""
     samples = torch.Generator().manual_seed(place)
     dice = random.Random(rank)
     for step in range(way.steps):
@@ -227,7 +225,6 @@ def train(way: Way, session: Session) -> dict[str, object]:
 
 
 def run(session: Session, ways: list[dict[str, Any]]) -> list[dict[str, object]]:
-    """Train in each of ``ways``."""
     torch.set_num_threads(1)
     return [train(Way(**each), session) for each in ways]
 

@@ -95,7 +95,6 @@ def run_limited(session: Session, limits: Sequence[int], words: Sequence[str]) -
 
 
 def run(session: Session, *command_lines: Sequence[str]) -> None:
-    """Train with each of the trainer's command lines."""
     # Several threads for so small models only wait for each other on a busy machine.
     torch.set_num_threads(1)
     for words in command_lines:
@@ -163,7 +162,6 @@ def run_with_bad_saves(session: Session, words: Sequence[str]) -> str:
 
 
 def evaluate(session: Session, words: Sequence[str]) -> None:
-    """Evaluate with the trainer's command line."""
     torch.set_num_threads(1)
     configuration = parse(list(words))
     evaluate = evaluate_only if configuration.predict is None else predict_only

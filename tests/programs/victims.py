@@ -20,7 +20,6 @@ SOON = 0.2
 
 
 def main() -> None:
-    """Make calls until something breaks."""
     transport, how, who, deadline = sys.argv[1:]
     with mpiddp.init(timeout=60) as session:
         if transport == "torch":

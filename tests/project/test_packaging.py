@@ -82,7 +82,7 @@ def test_data_types_and_licences_are_inside(members, wheel):
         *(f"{CHECKOUT}/jobs/{name}" for name in jobs),
         *(f"{CHECKOUT}/{name}" for name in pages),
         f"{CHECKOUT}/benchmarks/measure/baselines/srun_torchrun.sh",
-        "mpiddp/launch/network/fabrics.toml",
+        "mpiddp/launch/fabrics.toml",
         "mpiddp/py.typed",
         "mpiddp/training/data/digits.csv.gz",
         "mpiddp/training/data/digits.LICENSE.txt",
@@ -172,21 +172,6 @@ SITE_TORCH = "2.10.0a0+git449b176"
 """As one centre's module has it (ALCF's guide to Aurora, August 2026)."""
 
 
-def make_wheel(folder: Path, name: str, version: str) -> Path:
-    """The smallest package of this name."""
-    info, path = f"{name}-{version}.dist-info", folder / f"{name}-{version}-py3-none-any.whl"
-    files = {
-        f"{name}.py": "",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(path, "w") as archive:
-        for each, text in files.items():
-            archive.writestr(each, text)
-    return path
-
-
 @pytest.fixture(scope="module")
 def index(tmp_path_factory) -> Path:
     """What pip could install: torch in several releases, and the other requirements."""
@@ -194,10 +179,10 @@ def index(tmp_path_factory) -> Path:
     parser = configparser.ConfigParser()
     parser.read(launchers.ROOT / "setup.cfg", encoding="utf-8")
     for line in parser["options"]["install_requires"].split():
-        make_wheel(folder, _name_of(line), "99.0")
+        copies.make_wheel(folder, _name_of(line), "99.0")
     (folder / "torch-99.0-py3-none-any.whl").unlink()
     for version in ("2.9.1", "2.10.0", "2.11.0", "2.12.0a0", "2.12.0.dev20261101"):
-        make_wheel(folder, "torch", version)
+        copies.make_wheel(folder, "torch", version)
     return folder
 
 
@@ -224,7 +209,7 @@ def test_a_sites_own_torch_stays(wheel, index, tmp_path, place, found):
     install = [*pip, "install", "--quiet", "--no-index", "--no-compile", "--find-links", index]
     env = {"PYTHONUSERBASE": str(base), "VIRTUAL_ENV": "", **variables}
     if place != "nowhere":
-        torch = make_wheel(tmp_path, "torch", SITE_TORCH)
+        torch = copies.make_wheel(tmp_path, "torch", SITE_TORCH)
         site.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(torch) as archive:
             archive.extractall(site)

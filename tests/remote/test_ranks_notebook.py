@@ -88,7 +88,6 @@ def find_code(notebook: dict[str, Any]) -> list[Any]:
 
 
 def read_text(cell: Any) -> str:
-    """What is shown below a cell."""
     texts = []
     for output in cell["outputs"]:
         if output["output_type"] == "stream":

@@ -57,7 +57,6 @@ def make_members(channel: Channel, hosts: Sequence[str], per_host: int) -> list[
 
 
 def show(page: Page, theme: str, html: str) -> None:
-    """As JupyterLab shows an output."""
     file = page.folder / f"{theme}.html"
     style = STYLE.format(*THEMES[theme])
     file.write_text(

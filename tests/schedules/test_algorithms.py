@@ -1,20 +1,16 @@
-"""Every registered algorithm sums exactly, at every member, in every timing that was tried."""
+"""Variants of algorithms, their halves, and who owns what; the others are in `test_proof.py`."""
 
 from __future__ import annotations
-
-import itertools
-import zlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.cost import split
 from mpiddp.schedules.proof import prove
-from mpiddp.schedules.schedule import Collective, halve, project, segment
+from mpiddp.schedules.schedule import Collective, halve, project
 from prices import FULL, WITH_HALVES
 
 COUNTS = (0, 1, 3, 7, 64, 101)
@@ -36,23 +32,11 @@ PARAMETERS = (
 )
 
 
-@pytest.mark.parametrize("text", [*registry.names(), *PARAMETERS])
-def test_every_member_ends_with_the_exact_sum(text):
-    """The oracle's sums are exact for all COUNTS, each in another timing."""
-    for ranks, segments in itertools.product((1, 2, 3, 5, 8, 11), (1, 3)):
-        try:
-            schedule = segment(registry.parse(text).make(ranks), segments)
-        except ConfigurationError:
-            assert "servers" in text
-            continue
-        seed = zlib.crc32(f"{text} {ranks} {segments}".encode())
-        for number, count in enumerate(COUNTS):
-            oracle.check(schedule, count, seed + number)
-
-
-@pytest.mark.parametrize("text", [text for text in PARAMETERS if "servers" not in text])
+@pytest.mark.parametrize("text", PARAMETERS)
 def test_variants_are_proved_and_their_halves(text):
     for ranks in (*range(1, 20), 32, 33, 64):
+        if "servers" in text and int(text[-1]) >= ranks:
+            continue
         whole = registry.parse(text).build(ranks)
         for half in halve(whole) if whole.owners else ():
             prove(half)

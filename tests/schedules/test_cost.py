@@ -17,7 +17,6 @@ from mpiddp.schedules.cost import (
     MessageCost,
     StepPrice,
     bound,
-    check_nodes,
     flat,
     simulate,
     split,
@@ -144,6 +143,8 @@ def test_the_lower_bounds_of_two_workers_and_their_server_by_hand():
     limits = bound(12, flat(5, 2, 1), (3,), members=2)
     assert (limits.latency, limits.bandwidth, limits.addition) == (5, 24, 4)
     assert bound(12, flat(5, 2, 1), (2,), members=1).seconds == 0
+    # One rank alone, and a buffer of nothing.
+    assert bound(100, ODD, (1,)).seconds == bound(0, ODD, (1,) * 4).seconds == 0
 
 
 @pytest.mark.parametrize(
@@ -181,10 +182,6 @@ def test_a_message_at_most_doubles_the_ranks_that_know_a_contribution(members, r
     assert limits.latency == 7 * rounds
 
 
-def test_one_rank_alone_has_no_lower_bound_nor_has_nothing():
-    assert bound(100, ODD, (1,)).seconds == bound(0, ODD, (1,) * 4).seconds == 0
-
-
 @pytest.mark.parametrize(
     ("nodes", "rounds"),
     [((4,) * 5, 1), ((4,) * 6, 2), ((4,) * 25, 2), ((4, 1, 1, 1, 1), 1), ((1,) * 5, 3), ((9,), 0)],
@@ -215,12 +212,6 @@ def test_ranks_are_split_over_nodes_as_evenly_as_they_go(ranks, nodes):
         return
     sizes = split(ranks, nodes)
     assert (len(sizes), sum(sizes)) == (nodes, ranks) and max(sizes) - min(sizes) <= 1
-
-
-def test_nodes_that_are_not_given_have_one_rank_each():
-    assert check_nodes(3, None) == (1, 1, 1)
-    both = [simulate(build("ring", 4), 8, ODD, nodes).seconds for nodes in (None, (1,) * 4)]
-    assert both[0] == both[1]
 
 
 def test_a_buffer_has_no_less_than_nothing():

@@ -30,10 +30,6 @@ def check_form(text, nodes, machine, multiple=4, item=4):
     return True
 
 
-def divisors(ranks):
-    return [size for size in range(1, ranks + 1) if ranks % size == 0]
-
-
 NOT_ON_ALL_NODES = {
     "recursive-doubling",
     "halving-doubling",
@@ -53,7 +49,7 @@ def may_have_none(name, ranks, size):
 @pytest.mark.parametrize("name", registry.names())
 def test_the_closed_form_is_the_simulation_on_nodes_of_any_size(name):
     for ranks in (*range(1, 17), 24, 33, 48, 64):
-        for size in divisors(ranks):
+        for size in [size for size in range(1, ranks + 1) if ranks % size == 0]:
             has_form = check_form(name, (size,) * (ranks // size), ODD, multiple=1)
             assert has_form or may_have_none(name, ranks, size), (ranks, size)
 
@@ -175,11 +171,6 @@ SPARE_FORMS = {
 }
 
 
-def price_pat(trees):
-    """Messages of fewer chunks take more steps."""
-    return lambda n, a, b, c: 2 * (n // trees - 1 + lg(trees)) * a + (n - 1) / n * (2 * b + c)
-
-
 @pytest.mark.parametrize(
     ("name", "formula", "numbers"),
     [
@@ -189,8 +180,10 @@ def price_pat(trees):
           for name, formula in OTHER_NUMBERS.items()),
         *((text, POWERS_OF_TWO[name], (2, 4, 32)) for text, name in SPARE_FORMS.items()),
         *((text, OTHER_NUMBERS[name], (3, 6, 33)) for text, name in SPARE_FORMS.items()),
-        *((f"pat:aggregation={most}", price_pat(trees), (8, 16, 32, 64))
-          for most, trees in ((1, 1), (2, 2), (4, 4), (9, 8))),
+        # Messages of fewer chunks take more steps.
+        *((f"pat:aggregation={most}",
+           lambda n, a, b, c, t=trees: 2 * (n // t - 1 + lg(t)) * a + (n - 1) / n * (2 * b + c),
+           (8, 16, 32, 64)) for most, trees in ((1, 1), (2, 2), (4, 4), (9, 8))),
     ],
 )  # fmt: skip
 def test_the_price_is_that_of_the_literature(name, formula, numbers):
@@ -250,13 +243,6 @@ def test_the_busiest_rank_sends_as_much_as_is_documented(name):
         schedule = build(name, ranks)
         sent = simulate(schedule, 8 * schedule.chunks, flat(1, 1)).sent
         assert close(sent.max() / (8 * schedule.chunks), BUSIEST[name](ranks)), ranks
-
-
-@pytest.mark.parametrize("name", ["swing", "ring"])
-def test_many_ranks_are_simulated(name):
-    price = registry.parse(name).prices([2**22], ODD, (1,) * 256)[0]
-    assert price.source == "simulated" and len(price.simulation.steps) == price.form.steps
-    assert close(price.seconds, price.form.seconds(2**22, ODD))
 
 
 @pytest.fixture

@@ -34,13 +34,6 @@ def test_less_for_a_byte_at_a_pieces_start_than_anywhere_on_its_line():
     assert cost.least_per_byte(apart=100) == 0.5
 
 
-def test_a_ring_whose_chunks_cross_a_break_by_hand():
-    # 24 bytes on 3 ranks: chunks of 8 bytes take 17 s, of 48 bytes 124 s, each in 4 steps.
-    machine = Machine(EAGER, EAGER)
-    assert simulate(build("ring", 3), 24, machine).seconds == 4 * 17
-    assert simulate(build("ring", 3), 144, machine).seconds == 4 * 124
-
-
 def test_what_is_added_has_a_cost_by_its_size():
     machine = Machine(MessageCost(0, 0), MessageCost(0, 0), adding=EAGER)
     # One-shot: each of 3 ranks adds two buffers of 20 bytes, each by itself.

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 import time
 from xml.etree import ElementTree
 
 import pytest
 
-from mpiddp.errors import ScheduleError
 from mpiddp.schedules.plans.msccl_writer import write_xml
-from mpiddp.schedules.plans.msccl_xml import read_xml
-from mpiddp.schedules.plans.plan_proof import prove_plan
 from mpiddp.schedules.registry import parse
-from plan_runs import is_all_reduce
+from plan_runs import find_fault, is_all_reduce
 
 PLANS = ("recursive-doubling:segments=2", "double-tree", "halving-doubling")
 
@@ -27,16 +23,6 @@ def write(name, ranks):
 
 def make_tree(name, ranks):
     return ElementTree.fromstring(write(name, ranks))
-
-
-def find_fault(root):
-    """What the proof says of a plan; empty if it is proved."""
-    try:
-        for plan in read_xml(ElementTree.tostring(root)):
-            prove_plan(plan)
-    except ScheduleError as error:
-        return str(error)
-    return ""
 
 
 def list_steps(root, *kinds):
@@ -84,23 +70,14 @@ def add_twice(root, draw):
 KINDS = (give_wrong_peer, give_wrong_chunk, forget_dependency, add_twice)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "kinds", "number"),
-    [(64, (give_wrong_peer, give_wrong_chunk, add_twice), 1), (16, KINDS, 8)],
-)
-def test_a_hundred_of_a_hundred_are_flagged(ranks, kinds, number):
-    for name, kind in itertools.product(PLANS, kinds):
-        draw, left = random.Random(name), number
-        while left:
-            root = make_tree(name, ranks)
-            kind(root, draw)
-            begin = time.process_time()
-            fault = find_fault(root)
-            assert time.process_time() - begin < 5
-            # A step may still wait for another by what others wait for.
-            is_right = not fault and kind is forget_dependency and is_all_reduce(root, range(10))
-            assert fault or is_right, (name, kind.__name__)
-            left -= not is_right
+@pytest.mark.parametrize("kind", [give_wrong_peer, give_wrong_chunk, add_twice])
+def test_changes_are_flagged_on_64_ranks_in_seconds(kind):
+    for name in PLANS:
+        root = make_tree(name, 64)
+        kind(root, random.Random(name))
+        begin = time.process_time()
+        assert find_fault(root), name
+        assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -110,10 +87,11 @@ def test_what_is_not_flagged_makes_no_difference(name, ranks):
     assert find_fault(make_tree(name, ranks)) == ""
     assert is_all_reduce(make_tree(name, ranks), range(5))
     for seed in range(24):
-        root = make_tree(name, ranks)
-        KINDS[seed % len(KINDS)](root, random.Random(seed))
+        root, kind = make_tree(name, ranks), KINDS[seed % len(KINDS)]
+        kind(root, random.Random(seed))
         if not find_fault(root):
-            assert is_all_reduce(root, range(20)), (name, ranks, seed)
+            # A step may still wait for another by what others wait for.
+            assert kind is forget_dependency and is_all_reduce(root, range(20)), (name, ranks, seed)
 
 
 def test_it_says_where():

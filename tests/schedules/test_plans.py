@@ -10,9 +10,9 @@ import pytest
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.plans import plan_proof
 from mpiddp.schedules.plans.loading import read_plans
-from mpiddp.schedules.plans.msccl_xml import read_xml
 from mpiddp.schedules.plans.mscclpp_json import read_content
 from mpiddp.schedules.plans.plan_proof import prove_plan
+from plan_runs import find_fault
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
 RIGHT = {
@@ -98,19 +98,13 @@ def make_plan(*gpus, chunks=1, scratch=2, proto="LL", coll="allreduce"):
     return text + "</algo>"
 
 
-def find_fault(text):
-    try:
-        for plan in read_xml(text.encode()):
-            prove_plan(plan)
-    except ScheduleError as error:
-        return str(error)
-    return ""
-
-
 EXCHANGE = [step(0, "s"), step(1, "rrc")]
 
 
-@pytest.mark.parametrize(("proto", "held"), [("Simple", 2), ("LL", 8)])
+HELD = pytest.mark.parametrize(("proto", "held"), [("Simple", 2), ("LL", 8)])
+
+
+@HELD
 def test_no_more_messages_than_a_connection_holds(proto, held):
     def make(count):
         sends = [step(at, "s", f"i{at}") for at in range(count)]
@@ -124,7 +118,7 @@ def test_no_more_messages_than_a_connection_holds(proto, held):
     )
 
 
-@pytest.mark.parametrize(("proto", "held"), [("Simple", 2), ("LL", 8)])
+@HELD
 def test_a_message_of_several_chunks_takes_as_much_room(proto, held):
     """Of large buffers the interpreter sends one chunk after the other."""
 
@@ -141,68 +135,6 @@ def test_a_message_of_several_chunks_takes_as_much_room(proto, held):
     )
 
 
-def test_many_chunks_one_way_are_taken_out_as_they_come():
-    there = [step(0, "s", count=20), step(1, "r", count=20)]
-    back = [step(0, "rrc", count=20), step(1, "s", count=20)]
-    assert find_fault(make_plan([there], [back], chunks=20, proto="Simple")) == ""
-
-
-def test_a_copy_onto_a_part_of_itself():
-    """The first chunk is overwritten before it is copied, or after, as the threads come."""
-    steps = [
-        step(0, "s", count=2),
-        step(1, "r", "i0", "s0", 2),
-        step(2, "cpy", "s0", "s1", 2),
-        step(3, "re", "s1", "i0", 2),
-    ]
-    plan = make_plan([steps], [steps], chunks=2, scratch=4)
-    assert find_fault(plan).startswith("race: rank 0, thread block 0, step 2 (cpy) writes chunks 1")
-    assert (
-        find_fault(plan.replace('dstoff="1"', 'dstoff="2"').replace('srcoff="1"', 'srcoff="2"'))
-        == ""
-    )
-
-
-def test_a_step_that_never_announces_itself():
-    late = [step(0, "cpy", "i0", "s0", waits=(0, 1))]
-    assert find_fault(make_plan([EXCHANGE, late], [EXCHANGE])) == (
-        "deadlock: rank 0, thread block 1, step 0 (cpy) waits for thread block 0, step 1, which "
-        "never says that it is done (hasdep=1)"
-    )
-
-
-def test_a_later_step_announces_an_earlier_one():
-    steps = [step(0, "s"), step(1, "rrc"), step(2, "cpy", "i0", "s1", hasdep=1)]
-    late = [step(0, "cpy", "i0", "s0", waits=(0, 1))]
-    assert find_fault(make_plan([steps, late], [EXCHANGE])) == ""
-
-
-def test_two_blocks_on_one_chunk():
-    steps = [step(0, "s"), step(1, "rrc", hasdep=1)]
-    late = [step(0, "cpy", "i0", "s0")]
-    assert find_fault(make_plan([steps, late], [EXCHANGE])) == (
-        "race: rank 0, thread block 1, step 0 (cpy) reads chunk 0 of rank 0's input, which rank 0, "
-        "thread block 0, step 1 (rrc) writes, and nothing orders the two"
-    )
-
-
-def test_reductions_that_each_wait():
-    """Scenario 1 of microsoft/msccl#25: the plan is right, whatever a runtime made of it."""
-    senders = [step(0, "s", "i0"), step(1, "s", "i1"), step(2, "r", "i0", "i0", 2)]
-    adders = [
-        step(0, "r", "i0", "s0", hasdep=1),
-        step(1, "r", "i0", "s1", hasdep=1),
-        step(2, "s", "i0", "i0", 2, waits=(1, 1)),
-    ]
-    chained = [
-        step(0, "re", "s0", "i0", waits=(0, 0)),
-        step(1, "re", "s1", "i1", waits=(0, 1), hasdep=1),
-    ]
-    assert find_fault(make_plan([senders], [adders, chained], chunks=2)) == ""
-    unordered = [step(0, "re", "s0", "i0"), step(1, "re", "s1", "i1", waits=(0, 1), hasdep=1)]
-    assert find_fault(make_plan([senders], [adders, unordered], chunks=2)).startswith("race: ")
-
-
 def test_too_many_steps_that_wait_are_refused(monkeypatch):
     monkeypatch.setattr(plan_proof, "MOST_CLOCKS", 1)
     assert "too many others wait for too long" in find_fault(make_plan([EXCHANGE], [EXCHANGE]))
@@ -214,30 +146,68 @@ def test_two_blocks_do_not_share_a_channel():
     assert fault.endswith("and thread block 1 both use channel 0 from rank 0 to rank 1")
 
 
+COPY = step(0, "cpy", "i0", "s0")
+LATE_COPY = step(0, "cpy", "i0", "s0", waits=(0, 1))
 RECEIVES_FIRST = [step(0, "rrc"), step(1, "s")]
+WRONG_CHUNK = [step(0, "s", "i0"), step(1, "rrc", "i1", "i1")]
+
+
+def copy_onto_itself(shift):
+    """If the two overlap, the first chunk is overwritten before it is copied, or after."""
+    return [
+        step(0, "s", count=2),
+        step(1, "r", "i0", "s0", 2),
+        step(2, "cpy", "s0", f"s{shift}", 2),
+        step(3, "re", f"s{shift}", "i0", 2),
+    ]
+
+
+def add_in_turn(**options):
+    """Scenario 1 of microsoft/msccl#25: the plan is right, whatever a runtime made of it."""
+    receives = [step(at, "r", f"i{at}", f"s{at}", hasdep=1) for at in range(2)]
+    sums = step(0, "re", "s0", "i0", **options), step(1, "re", "s1", "i1", waits=(0, 1), hasdep=1)
+    return [[*receives, step(2, "s", "i0", "i0", 2, waits=(1, 1))], sums]
+
+
+SENDERS = [step(0, "s", "i0"), step(1, "s", "i1"), step(2, "r", "i0", "i0", 2)]
+TWO, FOUR = {"chunks": 2}, {"chunks": 2, "scratch": 4}
+ONE_WAY = {"chunks": 20, "proto": "Simple"}
+ALL_THERE = [step(0, "s", count=20), step(1, "r", count=20)]
+ALL_BACK = [step(0, "rrc", count=20), step(1, "s", count=20)]
 FAULTS = [
-    (RECEIVES_FIRST, RECEIVES_FIRST, "deadlock: rank 0, thread block 0, step 0 (rrc) waits for ra"),
-    ([step(0, "rrc")], EXCHANGE, "deadlock: rank 1, thread block 0, step 1 (rrc)"),
-    ([*EXCHANGE, step(2, "s")], EXCHANGE, "step 2 (s): nobody on rank 1 receives it (channel 0)"),
-    ([step(0, "s", "i1"), step(1, "rrc")], EXCHANGE, "chunk 1 of rank 0's input is not inside"),
-    ([step(0, "s", count=2), step(1, "rrc")], EXCHANGE, "sends 2 chunks, rank 1, thread block 0"),
-    ([*EXCHANGE, step(2, "re")], EXCHANGE, "step 2 (re): the contribution of ranks 0, 1 is added"),
-    ([step(0, "s"), step(1, "r")], EXCHANGE, "output chunk 0 lacks the contribution of rank 0"),
-    ([step(1, "s"), step(0, "rrc")], EXCHANGE, "its steps are not numbered 0 to 1"),
-    (EXCHANGE, EXCHANGE, ""),
+    ([RECEIVES_FIRST], [RECEIVES_FIRST], {}, "deadlock: rank 0, thread block 0, step 0 (rrc) wait"),
+    ([[step(0, "rrc")]], [EXCHANGE], {}, "deadlock: rank 1, thread block 0, step 1 (rrc)"),
+    ([[*EXCHANGE, step(2, "s")]], [EXCHANGE], {}, "step 2 (s): nobody on rank 1 receives it (chan"),
+    ([[step(0, "s", "i1"), EXCHANGE[1]]], [EXCHANGE], {}, "chunk 1 of rank 0's input is not in"),
+    ([[step(0, "s", count=2), EXCHANGE[1]]], [EXCHANGE], {}, "sends 2 chunks, rank 1, thread bloc"),
+    ([[*EXCHANGE, step(2, "re")]], [EXCHANGE], {}, "step 2 (re): the contribution of ranks 0, 1 i"),
+    ([[EXCHANGE[0], step(1, "r")]], [EXCHANGE], {}, "output chunk 0 lacks the contribution of ran"),
+    ([[step(1, "s"), step(0, "rrc")]], [EXCHANGE], {}, "its steps are not numbered 0 to 1"),
+    ([EXCHANGE], [EXCHANGE], {}, ""),
+    ([WRONG_CHUNK], [WRONG_CHUNK], TWO, "step 1 (rrc): chunk 1 is added to chunk 0"),
+    # Many chunks one way are taken out as they come.
+    ([ALL_THERE], [ALL_BACK], ONE_WAY, ""),
+    ([copy_onto_itself(1)], [copy_onto_itself(1)], FOUR,
+     "race: rank 0, thread block 0, step 2 (cpy) writes chunks 1"),
+    ([copy_onto_itself(2)], [copy_onto_itself(2)], FOUR, ""),
+    ([EXCHANGE, [LATE_COPY]], [EXCHANGE], {},
+     ("deadlock: rank 0, thread block 1, step 0 (cpy) waits for thread block 0, step 1, which "
+      "never says that it is done (hasdep=1)")),
+    # A later step announces an earlier one.
+    ([[*EXCHANGE, step(2, "cpy", "i0", "s1", hasdep=1)], [LATE_COPY]], [EXCHANGE], {}, ""),
+    ([[EXCHANGE[0], step(1, "rrc", hasdep=1)], [COPY]], [EXCHANGE], {},
+     ("race: rank 0, thread block 1, step 0 (cpy) reads chunk 0 of rank 0's input, which rank 0, "
+      "thread block 0, step 1 (rrc) writes, and nothing orders the two")),
+    ([SENDERS], add_in_turn(waits=(0, 0)), TWO, ""),
+    ([SENDERS], add_in_turn(), TWO, "race: "),
 ]  # fmt: skip
+"""Thread blocks of two ranks, options of `make_plan`, and what is said of them."""
 
 
-@pytest.mark.parametrize(("first", "second", "words"), FAULTS)
-def test_small_faults(first, second, words):
-    fault = find_fault(make_plan([first], [second]))
+@pytest.mark.parametrize(("first", "second", "options", "words"), FAULTS)
+def test_small_faults(first, second, options, words):
+    fault = find_fault(make_plan(first, second, **options))
     assert words in fault and bool(words) == bool(fault)
-
-
-def test_another_chunk_is_never_added():
-    steps = [step(0, "s", "i0"), step(1, "rrc", "i1", "i1")]
-    fault = find_fault(make_plan([steps], [steps], chunks=2))
-    assert fault.endswith("step 1 (rrc): chunk 1 is added to chunk 0")
 
 
 UNKNOWN = [

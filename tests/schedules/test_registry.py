@@ -143,11 +143,6 @@ def test_a_registered_algorithm_is_read_described_and_built():
     assert choice.closed_form((2, 2)) is None
 
 
-def test_a_name_is_registered_once():
-    with pytest.raises(ValueError, match="an algorithm is called 'ring' already"):
-        registry.register("ring")(lambda n: registry.find("direct").make(n))
-
-
 @pytest.mark.parametrize("made", [None, [], registry.parse("ring").build(5)])
 def test_what_is_registered_must_make_schedules_of_as_many_ranks(made, monkeypatch):
     monkeypatch.setattr(registry, "_algorithms", {})

@@ -19,13 +19,11 @@ from mpiddp.schedules.schedule import (
     Schedule,
     Transfer,
     all_reduce,
-    beside,
     gather_back,
     halve,
     place,
     project,
     reverse,
-    reverse_steps,
     rotate,
     scatter,
     segment,
@@ -101,24 +99,11 @@ def test_rotating_all_the_way_round_changes_nothing(schedule, root):
         assert image == tuple(t._replace(src=move[t.src], dst=move[t.dst]) for t in step)
 
 
-def test_placing_names_ranks_and_chunks_anew():
-    ring = scatter(2, [[Transfer(0, 1, 0, 1, True), Transfer(1, 0, 1, 2, True)]], owners=[1, 0])
-    assert place(ring, 9, [4, 7], 10, 3) == [
-        [Transfer(4, 7, 10, 13, True), Transfer(7, 4, 13, 16, True)]
-    ]
-
-
 @pytest.mark.parametrize("where", [[0], [0, 1, 2], [0, 5], [-1, 0]])
 def test_placing_needs_a_rank_for_each(where):
     two = scatter(2, [], owners=[0])
     with pytest.raises(ValueError, match="expected 2 ranks below 5"):
         place(two, 5, where)
-
-
-def test_parts_beside_each_other_take_as_long_as_the_longest():
-    a, b, c = (Transfer(src, src + 1, 0, 1, True) for src in range(3))
-    there = beside([[[a], [b]], [[c]]])
-    assert there == [[a, c], [b]] and len(there + reverse_steps(there)) == 4
 
 
 @given(schedules(), st.integers(1, 4))

@@ -89,13 +89,13 @@ LONGEST_FUNCTION = 60
 MOST_FILES = 12
 """Of a folder, without its ``__init__.py``."""
 MOST_LINES = {
-    "mpiddp": 52_444, "mpiddp/checkpoints": 4_019, "mpiddp/collectives": 4_598,
-    "mpiddp/front": 2_926, "mpiddp/launch": 8_157, "mpiddp/lifeline": 2_555,
-    "mpiddp/options": 850, "mpiddp/process": 2_893, "mpiddp/remote": 2_524,
-    "mpiddp/schedules": 4_886, "mpiddp/sync": 1_300, "mpiddp/torch_backend": 1_808,
-    "mpiddp/training": 10_573, "mpiddp/doctor": 2_823, "benchmarks": 20_635,
+    "mpiddp": 56_128, "mpiddp/checkpoints": 4_030, "mpiddp/collectives": 4_667,
+    "mpiddp/front": 3_583, "mpiddp/launch": 9_747, "mpiddp/lifeline": 3_355,
+    "mpiddp/options": 903, "mpiddp/process": 2_918, "mpiddp/remote": 2_525,
+    "mpiddp/schedules": 4_886, "mpiddp/sync": 1_300, "mpiddp/torch_backend": 1_838,
+    "mpiddp/training": 10_593, "mpiddp/doctor": 3_123, "benchmarks": 20_635,
     "benchmarks/measure": 9_316, "benchmarks/study": 2_134, "benchmarks/show": 5_182,
-    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_682, "tests": 62_985,
+    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_745, "tests": 63_098,
 }  # fmt: skip
 """Of code, by folder; these figures only fall. A commit that raises one says why."""
 CODE = {".py", ".sh", ".sbatch", ".js", ".css", ".html"}
@@ -105,8 +105,6 @@ FEWEST_LINES = 45
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule, at one place."""
-
     module: str
     line: int
     what: str
@@ -126,8 +124,6 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    """One source file."""
-
     name: str
     """With dots."""
     is_package: bool
@@ -506,5 +502,4 @@ CHECKS = (check_floors, check_circles, check_mpi, check_nodes, check_rooms, chec
 
 
 def find_violations(modules: dict[str, Module]) -> list[Violation]:
-    """Every broken rule."""
     return [violation for check in CHECKS for violation in check(modules)]

@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import copies
 import launchers
 from benchmarks.records.schema import Record, read_record
 
 MOST_SECONDS = 580
 """Of a run; below the limit of a test (setup.cfg), so that its output is shown."""
-
-
-write_program = copies.write_program
 
 
 def run_benchmark(*arguments: str, around: Sequence[str] = (), **changes: str) -> launchers.Result:

@@ -50,7 +50,6 @@ class Breakage:
 
 
 def load() -> list[Breakage]:
-    """The entries of the table."""
     files = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return [
         Breakage(name, file, **{"new": "", **row, "tests": tuple(row["tests"])})

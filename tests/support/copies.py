@@ -1,8 +1,9 @@
-"""Copies of the checkout's files that can be written, and programs of shell."""
+"""Copies of the checkout's files that can be written, programs of shell, and wheels."""
 
 from __future__ import annotations
 
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +37,19 @@ def write_program(path: Path, text: str, shell: str = "sh") -> Path:
 def make_mpirun(folder: Path, version: str, name: str = "mpirun") -> Path:
     """A program that only says this version."""
     return write_program(folder / name, f"cat <<'TEXT'\n{version}\nTEXT")
+
+
+def make_wheel(folder: Path, name: str, version: str, **more: str) -> Path:
+    """The smallest package of this name; ``more``: texts of other files in it."""
+    info, path = f"{name}-{version}.dist-info", folder / f"{name}-{version}-py3-none-any.whl"
+    files = {
+        f"{name}.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **more,
+    }
+    files[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, text in files.items():
+            archive.writestr(each, text)
+    return path

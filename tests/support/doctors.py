@@ -58,7 +58,6 @@ RECORDED = launchers.ROOT / "tests" / "recorded"
 
 
 def read_recorded(name: str) -> str:
-    """A recorded excerpt without its first line."""
     source, _, content = (RECORDED / f"{name}.txt").read_text(encoding="utf-8").partition("\n")
     assert source.startswith("# https://"), source
     return content
@@ -75,8 +74,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Reading:
-    """The report that a job printed."""
-
     lines: tuple[Line, ...]
     summary: tuple[int, int, int, int, int]
     """passed, skipped, warnings, failures, exit code."""
@@ -84,7 +81,6 @@ class Reading:
     result: launchers.Result
 
     def line(self, check: str) -> Line:
-        """The one line of a check."""
         (found,) = [line for line in self.lines if line.check == check]
         return found
 

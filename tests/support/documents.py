@@ -1,4 +1,4 @@
-"""Reads Markdown: the fenced blocks that tests run, links, headings, and names of code.
+"""Reads Markdown: the fenced blocks that tests run, and names of code.
 
 The conventions, which CONTRIBUTING.md explains:
 
@@ -15,22 +15,14 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
 
 import launchers
 
 FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})\s*(\S*)")
 EXCUSE = re.compile(r"^\s*<!--\s*no-test:\s*(.*?)\s*-->\s*$")
-HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$")
-INLINE_CODE = re.compile(r"(`+).+?\1")
-COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
-REFERENCE = re.compile(r"^\s*\[[^\]]+\]:\s*<?(\S+?)>?\s*$", re.MULTILINE)
-ATTRIBUTE = re.compile(r"""\b(?:src|href)=["']([^"']+)["']""")
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 CODE_NAME = re.compile(r"`([\w-]+(?:/[\w.-]+)*\.(?:py|sh|toml|sbatch))(?:: ([\w.]+))?`")
 
@@ -93,27 +85,6 @@ def find_text(text: str) -> Iterator[str]:
             yield line
 
 
-def find_links(text: str) -> list[str]:
-    """The targets of links and images, Markdown's and HTML's, outside code and comments."""
-    lines = (INLINE_CODE.sub("", line) for line in find_text(text))
-    bare = COMMENT.sub("", "\n".join(lines))
-    found = LINK.findall(bare) + REFERENCE.findall(bare) + ATTRIBUTE.findall(bare)
-    return [unquote(target) for target in found]
-
-
-def find_anchors(text: str) -> set[str]:
-    """The anchors that GitHub gives the headings."""
-    slugs: Counter[str] = Counter()
-    anchors = set()
-    for line in find_text(text):
-        if found := HEADING.match(line):
-            plain = re.sub(r"[`*]|\]\([^)]*\)|[\[\]]", "", found[1]).lower()
-            slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
-            anchors.add(f"{slug}-{slugs[slug]}" if slugs[slug] else slug)
-            slugs[slug] += 1
-    return anchors
-
-
 def match_line(expected: str, printed: str) -> bool:
     """Whether ``printed`` contains ``expected``: numbers are alike, ``…`` stands for anything."""
     parts = []
@@ -155,7 +126,6 @@ def _defined_by(node: ast.stmt) -> set[str]:
 
 
 def read_blocks(path: Path) -> list[Block]:
-    """The blocks of a document."""
     return find_blocks(path.read_text(encoding="utf-8"))
 
 

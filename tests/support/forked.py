@@ -62,8 +62,6 @@ class Server:
 
 
 class Process:
-    """One forked process."""
-
     def __init__(self, server: Server) -> None:
         self.connection = Client(str(server.socket), "AF_UNIX")
         self.pid = int(self.connection.recv())
@@ -104,8 +102,6 @@ class Process:
 
 
 class Job:
-    """All ranks of a training."""
-
     def __init__(self, server: Server, given: Rank) -> None:
         """``given``: what rank 0 is told."""
         self.given = given

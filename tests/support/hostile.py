@@ -136,8 +136,6 @@ def _use_holder(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file."""
-
     name: str
     """Of the file."""
     make: Callable[[Path], object]

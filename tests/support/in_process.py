@@ -81,7 +81,6 @@ class InProcessMessages:
         self._done = [threading.Event() for _ in messages]
 
     def start(self, numbers: Sequence[int]) -> Action:
-        """Hands these in, in their order."""
         return partial(self._start, numbers)
 
     def _start(self, numbers: Sequence[int]) -> None:
@@ -93,7 +92,6 @@ class InProcessMessages:
             self._office.hand_in(address, self._views[number], self._done[number], message.sends)
 
     def finish(self, number: int) -> Action:
-        """Waits for this one."""
         done = self._done[number].is_set
         describe = partial(self._describe, self._messages[number])
 
@@ -117,14 +115,12 @@ class InProcessMessenger:
         self._flows = flows
 
     def cut(self, itemsize: int) -> BufferCut:
-        """Messages of at most ``longest`` bytes."""
         most = max(1, self._longest // itemsize)
         return BufferCut(cell=most, message=most, flows=self._flows)
 
     def bind(
         self, program: RankProgram, views: Sequence[View], signature: int, describe: Describe
     ) -> InProcessMessages:
-        """Keep the views."""
         return InProcessMessages(
             self._office, self._rank, program.messages, views, signature, self._waiter, describe
         )

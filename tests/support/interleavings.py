@@ -2,15 +2,13 @@
 
 ``check`` looks at all orders at once: the instructions of all ranks, with who waits for whom, are
 a graph. A circle in it is a deadlock; two accesses to the same memory of which one writes, with no
-path between them, are a race. ``play`` runs one order, which a seed stands for, with every copy in
-two halves, so that a race is seen in the result as well.
+path between them, are a race. ``run`` adds what they compute.
 """
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +29,7 @@ from mpiddp.collectives.compiler.instructions import (
     Start,
     Wait,
 )
-from oracle import DeadlockError, MisfitError, take_turns
+from oracle import DeadlockError, MisfitError
 
 
 class RaceError(AssertionError):
@@ -64,13 +62,11 @@ class Address(NamedTuple):
 
 
 def address_of(rank: int, message: ProgramMessage) -> Address:
-    """Where a message of that rank goes from and to."""
     ends = (rank, message.peer) if message.sends else (message.peer, rank)
     return Address(*ends, message.tag)
 
 
 def area_of(rank: int, message: ProgramMessage) -> Area:
-    """Where it leaves from, or lands."""
     return Area(rank, message.scratch, message.start, message.start + message.length)
 
 
@@ -82,11 +78,7 @@ def operand_area(rank: int, operand: Operand, length: int) -> Area:
 
 
 def own(rank: int, start: int, length: int) -> Area:
-    """Part of a buffer."""
     return Area(rank, False, start, start + length)
-
-
-# ---- all orders ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -259,122 +251,21 @@ def check(programs: Sequence[RankProgram]) -> None:
     Graph(programs).check()
 
 
-# ---- one order ----------------------------------------------------------------------------
+def run(programs: Sequence[RankProgram], buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The buffers afterwards, in one order: nothing races, so that each gives the same.
 
-
-class _Run:
-    """The memory, and one generator per rank that yields what it waits for."""
-
-    def __init__(self, programs: Sequence[RankProgram], buffers: Sequence[np.ndarray]) -> None:
-        self.buffers = [np.array(buffer) for buffer in buffers]
-        self._scratch = [
-            np.full(program.scratch, 99, self.buffers[0].dtype) for program in programs
-        ]
-        self._progress = [-1] * len(programs)
-        self._started: dict[tuple[Address, bool], Area] = {}
-        self.travelling: list[Iterator[None]] = []
-        self._arrived: set[Address] = set()
-        self.results = list(self.buffers)
-
-    def _view(self, area: Area) -> np.ndarray:
-        memory = self._scratch if area.scratch else self.buffers
-        return memory[area.rank][area.start : area.stop]
-
-    def _travel(self, address: Address, source: Area, target: Area) -> Iterator[None]:
-        yield from self._copy(target, source)
-        self._arrived.add(address)
-
-    def _copy(self, target: Area, source: Area) -> Iterator[None]:
-        into, out_of = self._view(target), self._view(source)
-        middle = len(into) // 2
-        into[:middle] = out_of[:middle]
-        yield
-        into[middle:] = out_of[middle:]
-
-    def _start(self, rank: int, message: ProgramMessage) -> None:
-        address = address_of(rank, message)
-        self._started[address, message.sends] = area_of(rank, message)
-        source, target = (self._started.get((address, sends)) for sends in (True, False))
-        if source is not None and target is not None:
-            self.travelling.append(self._travel(address, source, target))
-
-    def _reduce(self, rank: int, reduce: Reduce) -> Iterator[None]:
-        target = self._view(own(rank, reduce.start, reduce.length))
-        operands = [self._view(operand_area(rank, o, reduce.length)) for o in reduce.operands]
-        middle = reduce.length // 2
-        for half in (slice(middle), slice(middle, None)):
-            total = operands[0][half].copy()
-            for operand in operands[1:]:
-                yield
-                total = total + operand[half]
-            yield
-            target[half] = total
-
-    def play(self, rank: int, program: RankProgram) -> Iterator[Callable[[], bool]]:
-        """One rank."""
-        self._progress[rank] = ENTERED
-        yield lambda: all(self._progress[each] >= ENTERED for each in program.partners)
-        for instruction in program.instructions:
-            match instruction:
-                case Wait(_, peer, stage):
-                    yield lambda peer=peer, stage=stage: self._progress[peer] >= stage
-                case Publish(stage):
-                    self._progress[rank] = stage
-                    yield _at_once
-                case Start(numbers):
-                    for number in numbers:
-                        self._start(rank, program.messages[number])
-                    yield _at_once
-                case Finish(number):
-                    address = address_of(rank, program.messages[number])
-                    yield lambda address=address: address in self._arrived
-                case Fetch(_, peer, start, length, slot):
-                    target = Area(rank, True, slot, slot + length)
-                    for _ in self._copy(target, own(peer, start, length)):
-                        yield _at_once
-                case Pack(start, length, slot):
-                    target = Area(rank, True, slot, slot + length)
-                    for _ in self._copy(target, own(rank, start, length)):
-                        yield _at_once
-                case Push(_, peer, start, length):
-                    for _ in self._copy(own(peer, start, length), own(rank, start, length)):
-                        yield _at_once
-                case Reduce():
-                    for _ in self._reduce(rank, instruction):
-                        yield _at_once
-
-    def returns(self, rank: int) -> None:
-        """From now on the buffer is the user's, who puts other values there."""
-        self.results[rank] = self.buffers[rank].copy()
-        self.buffers[rank][:] = 77
-        self.buffers[rank].flags.writeable = False
-
-
-def _at_once() -> bool:
-    return True
-
-
-def play(
-    programs: Sequence[RankProgram], buffers: Sequence[np.ndarray], seed: int
-) -> list[np.ndarray]:
-    """The buffers afterwards, in the order that ``seed`` stands for.
-
-    Even seeds draw the next mover anew each time; odd ones always let the first that can move, in
-    an order drawn once; messages travel late or early by chance. Raises DeadlockError if nobody
-    can move, and ValueError if somebody writes into the buffer of a rank that has returned.
+    Raises what `check` raises.
     """
-    dice = random.Random(seed)
-    state = _Run(programs, buffers)
-    players = {rank: state.play(rank, program) for rank, program in enumerate(programs)}
-    eagerness = dice.random()
-
-    def travel(is_stuck: bool) -> bool:
-        moves = bool(state.travelling) and (is_stuck or dice.random() < eagerness)
-        if moves:
-            message = dice.choice(state.travelling)
-            if next(message, "arrived") == "arrived":
-                state.travelling.remove(message)
-        return moves
-
-    take_turns(players, dice, draws_anew=seed % 2 == 0, travel=travel, end=state.returns)
-    return state.results
+    graph = Graph(programs)
+    graph.check()
+    after = [np.array(buffer) for buffer in buffers]
+    scratch = [np.full(program.scratch, 99, after[0].dtype) for program in programs]
+    touched: dict[int, list[np.ndarray]] = defaultdict(list)
+    for node, area, _ in graph.accesses:
+        memory = (scratch if area.scratch else after)[area.rank]
+        touched[node].append(memory[area.start : area.stop])
+    for node in graph.order():
+        if node in touched:
+            *sources, target = touched[node]
+            target[:] = sum(sources)
+    return after

@@ -19,7 +19,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -60,8 +59,6 @@ WAITING = {"MPIDDP_WAIT": "sleep"}
 
 # Slurm's last: an mpirun inside an allocation starts its daemons as a step.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-LISTENING = "0A"
-"""The state of such a socket in /proc/net/tcp."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +77,9 @@ class Launcher:
         return self.name
 
     def missing(self) -> list[Path]:
-        """The files of this row that are not there."""
         return [path for path in (self.mpirun, self.libmpi) if path and not path.exists()]
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
-        """The command line that starts ``program`` on ``ranks`` ranks."""
         if self.mpirun is None:
             if ranks != 1:
                 raise ValueError(f"{self.name} starts 1 process, not {ranks}")
@@ -124,7 +119,6 @@ LONG = ("impi",)
 
 
 def find(launcher: Launcher | str) -> Launcher:
-    """A launcher itself, or the one of this name."""
     return table()[launcher] if isinstance(launcher, str) else launcher
 
 
@@ -167,7 +161,6 @@ class Result:
 
     @property
     def output(self) -> str:
-        """Both streams, stdout first."""
         return self.stdout + self.stderr
 
     def expect(self, returncode: int) -> Result:
@@ -246,31 +239,9 @@ def is_beside(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
-
-
-def _list_open(pid: int) -> set[str]:
-    """The names of a process's sockets, and of what else it has open."""
-    found = set[str]()
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                found.add(os.readlink(entry.path))
-    return found
-
-
-def _list_places(pid: int, sockets: set[str]) -> Iterator[tuple[str, int]]:
-    """Where ``sockets`` listen, in the process's own network namespace, which psutil ignores."""
-    with contextlib.suppress(OSError):
-        # Its first line is a heading.
-        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == LISTENING and f"socket:[{inode}]" in sockets:
-                host, port = local.split(":")
-                yield socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
 
 
 def until(
@@ -327,7 +298,6 @@ class Processes:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Kill all; return when they are gone."""
         end = time.monotonic() + 60
         while left := self.list():
             if time.monotonic() > end:
@@ -369,11 +339,14 @@ class Job:
 
         What they share with a launcher is its.
         """
-        environments = {pid: environ_of(pid).keys() for pid in self.processes()}
-        ranks = [pid for pid, names in environments.items() if names & {*RANK_VARIABLES}]
-        sockets = {pid: _list_open(pid) for pid in environments}
-        others = set[str]().union(*(sockets[pid] for pid in sockets.keys() - {*ranks}))
-        return {place for pid in ranks for place in _list_places(pid, sockets[pid] - others)}
+        found: dict[bool, set[tuple[str, int]]] = {True: set(), False: set()}
+        for pid in self.processes():
+            is_rank = not environ_of(pid).keys().isdisjoint(RANK_VARIABLES)
+            with contextlib.suppress(psutil.Error):
+                for each in psutil.Process(pid).net_connections("tcp4"):
+                    if each.status == psutil.CONN_LISTEN:
+                        found[is_rank].add(tuple(each.laddr))
+        return found[True] - found[False]
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for ``condition``; JobError if the job ends or its time is up before."""
@@ -385,11 +358,9 @@ class Job:
             time.sleep(0.02)
 
     def stdout(self) -> str:
-        """What the job has written to stdout so far."""
         return drop_gloo_lines((self._scratch / "stdout").read_text(errors="replace"))
 
     def stderr(self) -> str:
-        """What the job has written to stderr so far."""
         return (self._scratch / "stderr").read_text(errors="replace")
 
     def wait(self) -> Result:
@@ -414,7 +385,6 @@ class Job:
         return result
 
     def result(self) -> Result:
-        """What the job has left so far."""
         code = self.process.poll()
         return Result(
             tuple(map(str, self.process.args)),
@@ -425,7 +395,6 @@ class Job:
         )
 
     def kill(self) -> None:
-        """Kill every process of the job; return when all are gone."""
         self.process.kill()
         self.process.wait()
         self._marked.kill()

@@ -38,11 +38,9 @@ class Node:
     holder: int
 
     def enter(self, *command: str) -> list[str]:
-        """The command line that runs ``command`` on this node."""
         return ["nsenter", "--target", str(self.holder), "--net", "--uts", *command]
 
     def ip(self, command: str) -> None:
-        """Run ``ip COMMAND`` on this node."""
         subprocess.run(
             self.enter("ip", *command.split()), check=True, timeout=launchers.SHORTEST_DEADLINE
         )
@@ -56,7 +54,6 @@ class Cluster:
     switch: Node
 
     def join(self, node: Node, interface: str, address: str) -> None:
-        """Give ``node`` an interface that is connected to the switch."""
         # The other end is named by the address: that is unique.
         self.switch.ip(f"link add {address} type veth peer name {interface} netns {node.holder}")
         self.switch.ip(f"link set {address} master bridge up")

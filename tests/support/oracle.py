@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,40 +127,20 @@ def run(
         rank: state.play(rank, program)
         for rank, program in enumerate(project(schedule) if programs is None else programs)
     }
-    take_turns(players, random.Random(seed), draws_anew=seed % 2 == 0)
-    return state.buffers
-
-
-def take_turns(
-    players: Mapping[int, Iterator[Wait]],
-    dice: random.Random,
-    *,
-    draws_anew: bool,
-    travel: Callable[[bool], bool] = lambda is_stuck: False,
-    end: Callable[[int], None] = lambda rank: None,
-) -> None:
-    """Let the ranks move, each a generator of what it waits for, until all have come to their end.
-
-    ``draws_anew``: the next one each time; else the first that can move, in an order drawn once.
-    ``travel``: asked whether something else moves, and told whether no rank can. ``end``: told of
-    each rank at its end. Raises DeadlockError if nobody can move.
-    """
-    order = list(players)
+    dice, order = random.Random(seed), list(players)
     dice.shuffle(order)
     waits: dict[int, Wait] = dict.fromkeys(order, lambda: True)
     while order:
-        if draws_anew:
+        if seed % 2 == 0:
             dice.shuffle(order)
         mover = next((rank for rank in order if waits[rank]()), None)
-        if travel(mover is None):
-            continue
         if mover is None:
             raise DeadlockError(f"ranks {sorted(order)} wait for ever")
         try:
             waits[mover] = next(players[mover])
         except StopIteration:
             order.remove(mover)
-            end(mover)
+    return state.buffers
 
 
 # ---- what each collective promises --------------------------------------------------------

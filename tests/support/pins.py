@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from mpiddp.launch.script.command_line import split
 from mpiddp.process import cpus
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import halve, segment
-from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.options.config import Configuration
 
 RECORD = Path(__file__).parents[1] / "recorded" / "pins.json"
 DIGITS = 16
@@ -62,9 +61,6 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_
 TWO_NODES = (
     "JobId=7 JobName=run\\n   NodeList=n[1-2]\\n   NumNodes=2 NumCPUs=8 NumTasks=2 CPUs/Task=1 \\n"
 )
-
-BAD = "?!"
-"""For every option."""
 
 
 def digest(value: object) -> str:
@@ -147,21 +143,10 @@ def _resolve(values: Mapping[str, Any]) -> str:
         return f"error: {error}"
 
 
-def _parse(words: Sequence[str]) -> str:
-    """As ``_resolve``; of an error its words, since choices are listed in any order."""
-    try:
-        return repr(sorted(vars(parse(words)).items()))
-    except ConfigurationError as error:
-        return " ".join(sorted(re.findall(r"[\w-]+", str(error))))
-
-
 def list_configurations(examples: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What each option leads to alone and with each other one, given well and badly."""
+    """What each option leads to alone and with each other one."""
     for name, value in examples.items():
         yield f"{name} alone", digest(_resolve({name: value}))
-        flag = f"--{name.replace('_', '-')}"
-        yield f"{name} with a bad value", digest(_parse([flag, BAD]))
-        yield f"{name} misspelt", digest(_parse([f"{flag}x", "1"]))
     pairs: dict[str, list[str]] = {name: [] for name in examples}
     for first, second in combinations(examples, 2):
         pairs[first].append(_resolve({first: examples[first], second: examples[second]}))

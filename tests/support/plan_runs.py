@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from xml.etree import ElementTree
+
+from mpiddp.errors import ScheduleError
+from mpiddp.schedules.plans.msccl_xml import read_xml
+from mpiddp.schedules.plans.plan_proof import prove_plan
 
 SLOTS = 8
 RECEIVES, SENDS = {"r", "rcs", "rrs", "rrc", "rrcs"}, {"s", "rcs", "rrs", "rrcs"}
@@ -82,3 +87,14 @@ def is_all_reduce(root, seeds):
         return all(run_all_reduce(root, seed) == expected for seed in seeds)
     except (StuckError, ValueError):
         return False
+
+
+def find_fault(plan: ElementTree.Element | str) -> str:
+    """What the proof says of an MSCCL plan; empty if it is proved."""
+    text = plan if isinstance(plan, str) else ElementTree.tostring(plan, "unicode")
+    try:
+        for each in read_xml(text.encode()):
+            prove_plan(each)
+    except ScheduleError as error:
+        return str(error)
+    return ""

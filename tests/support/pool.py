@@ -48,7 +48,6 @@ class CallResult:
 
     @property
     def output(self) -> str:
-        """All that was printed."""
         return "".join([*self.stdout, *self.stderr])
 
     @property

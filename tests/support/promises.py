@@ -77,7 +77,6 @@ def build(name: str, ranks: int, nodes: Sequence[int] | None = None) -> Schedule
 
 
 def list_all(ranks: int, nodes: Sequence[int] | None = None) -> list[tuple[str, Schedule]]:
-    """All that is registered, with all its variants."""
     return [
         (name, variant)
         for name in registry.names()
@@ -119,7 +118,6 @@ def random_trees(draw: st.DrawFn) -> Schedule:
 
 
 def group_ranks(nodes: Sequence[int]) -> list[range]:
-    """For each rank those on its node."""
     groups: list[range] = []
     for size in nodes:
         groups += [range(len(groups), len(groups) + size)] * size
@@ -129,7 +127,6 @@ def group_ranks(nodes: Sequence[int]) -> list[range]:
 def compile_all(
     schedule: Schedule, count: int, nodes: Sequence[int], cut: BufferCut | None = None
 ) -> list[RankProgram]:
-    """Every rank's program."""
     cut = cut or BufferCut(1 << 20, 1 << 20, True)
     groups = group_ranks(nodes)
     return [

@@ -71,7 +71,6 @@ class Cluster:
         return {**row.environment, **self.environment(), **own, **variables}
 
     def records(self, identity: str) -> list[str]:
-        """The record of a job, or those of an array's tasks."""
         return self.ask("scontrol", "show", "job", identity).strip().split("\n\n")
 
     def list_on_node(self, job: launchers.Job, name: str | None = None) -> list[int]:
@@ -80,13 +79,11 @@ class Cluster:
         return [pid for pid, place in places.items() if place and name in (None, place)]
 
     def ask(self, *command: str) -> str:
-        """What one of Slurm's client programs prints; it must succeed."""
         done = launchers.execute(*command, env=self.environment(), timeout=COMMAND_SECONDS)
         return done.expect(0).stdout
 
 
 def find_program(name: str) -> Path:
-    """One of Slurm's programs, installed or not."""
     return Path(shutil.which(name) or f"/usr/bin/{name}")
 
 

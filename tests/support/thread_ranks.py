@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -60,7 +60,6 @@ class Team:
         cell: int = 1 << 20,
         message: int = 1 << 20,
         flows: bool = True,
-        seconds: float = SECONDS,
     ) -> None:
         self.schedule = schedule
         self.buffers = buffers
@@ -68,9 +67,7 @@ class Team:
         dtype = buffers[0].dtype
         arithmetic = Arithmetic(operator, dtype, accumulation or dtype, len(schedule.members))
         self.description = Description("test", len(schedule.steps), {})
-        self.errors: list[BaseException] = []
-        """What ranks raised in the last run."""
-        waiter = Waiter(Policy.YIELD, seconds)
+        waiter = Waiter(Policy.YIELD, SECONDS)
         office = Office()
         nodes = nodes or [1] * ranks
         self.programs = compile_all(
@@ -109,9 +106,9 @@ class Team:
                 )
             )  # fmt: skip
 
-    def play(self, absent: Collection[int] = ()) -> None:
-        """Run all ranks but those ``absent`` to their end; what one raised is raised here."""
-        self.errors = []
+    def play(self) -> None:
+        """Run all ranks to their end; what one raised is raised here."""
+        errors: list[BaseException] = []
 
         def work(rank: int) -> None:
             try:
@@ -122,8 +119,8 @@ class Team:
                 )
                 self.bindings[rank].run()
             except BaseException as error:
-                self.errors.append(error)
+                errors.append(error)
 
-        run_threads(work, [rank for rank in range(self.schedule.ranks) if rank not in absent])
-        if self.errors:
-            raise self.errors[0]
+        run_threads(work, range(self.schedule.ranks))
+        if errors:
+            raise errors[0]

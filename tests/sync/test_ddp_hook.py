@@ -28,7 +28,6 @@ ROUNDING = 2e-6
 """Of float32, added up in another order over some steps, relative to the largest parameter."""
 NARROW = 2e-2
 """The same where gradients travel in bfloat16, which has 8 bits."""
-NARROW_WAYS = [{"wire_dtype": torch.bfloat16}]
 WHOLE = [name for name in names() if name != "central"]
 """All algorithms that leave nobody out."""
 
@@ -56,10 +55,9 @@ def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size, po
 @pytest.mark.mpi
 def test_gradients_travel_in_a_narrower_type(pool):
     ways = [
-        {"algorithm": algorithm, "transport": transport, "wire_dtype": name, "overlap": overlap}
+        {"algorithm": algorithm, "transport": transport, "wire_dtype": name}
         for algorithm, transport in (("auto", "auto"), ("ring", "mpi"))
         for name in ("bfloat16", "float16")
-        for overlap in (True, False)
     ]
     for reports in pool("openmpi", 3).call(hooked.compare, ways).values:
         for way, report in zip(ways, reports, strict=True):
@@ -69,20 +67,15 @@ def test_gradients_travel_in_a_narrower_type(pool):
 
 
 @pytest.mark.mpi
-def test_one_line_in_an_ordinary_script_changes_no_gradient(pool):
-    options = [{}, {"overlap": True}, {"algorithm": "ring", "transport": "mpi"}]
-    # Two numbers are added in one order only, so that all bits are the same.
-    assert pool("openmpi", 2).call(hooked.train_ordinary, options).values == [[0.0] * 3] * 2
-    for (difference,) in pool("openmpi", 2).call(hooked.train_ordinary, NARROW_WAYS).values:
-        assert 0 < difference < 1e-3
-
-
-@pytest.mark.mpi
-def test_a_rank_that_has_joined_counts_with_zeros(pool):
+@pytest.mark.parametrize("train", [hooked.train_ordinary, hooked.join_early])
+def test_one_line_in_an_ordinary_script_changes_nothing(train, pool):
+    """Also if a rank has joined, which counts with zeros."""
     ways = [{}, {"overlap": True}, {"algorithm": "ring", "transport": "mpi"}]
-    assert pool("openmpi", 2).call(hooked.join_early, ways).values == [[0.0] * 3] * 2
-    for (difference,) in pool("openmpi", 2).call(hooked.join_early, NARROW_WAYS).values:
-        assert 0 < difference < 1e-3
+    narrow = {"wire_dtype": torch.bfloat16}
+    for *same, rounded in pool("openmpi", 2).call(train, [*ways, narrow]).values:
+        # Two numbers are added in one order only, so that all bits are the same.
+        assert same == [0.0] * 3
+        assert 0 < rounded < 1e-3
 
 
 @pytest.mark.mpi
@@ -123,21 +116,6 @@ def test_a_rank_alone_has_its_own_gradients_rounded_or_not(model, algorithm, dty
     assert torch.equal(model.module.weight.grad, rounded.expand(3, 5))
 
 
-def make_hook(nodes: list[int], on_gpu: bool = False, **options: str) -> ScheduleHook:
-    """One rank's, where ranks are on these nodes."""
-    communicator = Crew(nodes).communicators[0]
-    return ScheduleHook(Synchronization(**options), communicator, on_gpu=on_gpu)
-
-
-def test_an_algorithm_that_leaves_ranks_out_is_refused():
-    with pytest.raises(ConfigurationError) as found:
-        make_hook([0, 0, 0], algorithm="central")
-    assert str(found.value) == (
-        "central leaves out the buffers of 1 of 3 ranks, which only serve: use gather-broadcast or "
-        "direct, which include them"
-    )
-
-
 @pytest.mark.parametrize(
     ("nodes", "on_gpu", "transport", "message"),
     [
@@ -148,8 +126,9 @@ def test_an_algorithm_that_leaves_ranks_out_is_refused():
 def test_a_transport_that_is_not_possible_is_refused_before_the_first_step(
     nodes, on_gpu, transport, message
 ):
+    communicator = Crew(nodes).communicators[0]
     with pytest.raises(ConfigurationError, match=message):
-        make_hook(nodes, on_gpu, algorithm="ring", transport=transport)
+        ScheduleHook(Synchronization("ring", transport), communicator, on_gpu=on_gpu)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,3 +69,13 @@ def test_in_step_all_are_released_together_and_nothing_is_stale():
     clock.update_together()
     assert clock.release() == [0, 1, 2]
     assert clock.staleness == {0: 3}
+
+
+@pytest.mark.parametrize(("bound", "updates"), [(0, 7), (2, 21), (None, 21)])
+def test_who_goes_on_from_a_state_has_made_its_steps(bound, updates):
+    clock = Clock(3, bound)
+    clock.load_state({"steps": [7, 8, 9], "updates": 24, "staleness": {1: 4}}, 9)
+    assert (clock.begun, clock.updates, clock.staleness) == (7, 24, {1: 4})
+    # Of other workers: each made as many steps as the training.
+    clock.load_state({"steps": [5, 9], "updates": 14, "staleness": {}}, 7)
+    assert (clock.begun, clock.updates) == (7, updates)

@@ -18,6 +18,7 @@ import torch
 from comparison import GATHER_ONE, SCATTER_ONE, WAIT, Side, close_sides, make_sides
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
+from torch.testing import assert_close
 
 from mpiddp.torch_backend import members
 
@@ -162,21 +163,15 @@ CALLS = (
 """Messages and barriers of all kinds are left to torch's own tests."""
 
 
-def is_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(is_equal, one, other))
-    return bool(one == other)
-
-
 def _compare(gloo: Side, ours: Side) -> list[str]:
     """Every call on both sides; the differences."""
     differences = []
     for call in CALLS:
         expected, found = call(gloo), call(ours)
-        if not is_equal(found, expected):
-            differences.append(f"{call.__name__} on {ours.ranks}: {found} instead of {expected}")
+        try:
+            assert_close(found, expected, rtol=0, atol=0)
+        except AssertionError as error:
+            differences.append(f"{call.__name__} on {ours.ranks}: {error}")
     return differences
 
 

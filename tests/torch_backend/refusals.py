@@ -15,6 +15,7 @@ import torch
 from comparison import GATHER_ONE, SCATTER_ONE, WAIT, close_sides, make_sides
 from torch import distributed as dist
 
+from mistakes import hear
 from mpiddp.torch_backend import gloo_calls, make_group
 
 SHORT = timedelta(seconds=0.5)
@@ -51,21 +52,12 @@ def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
     return {name: (partial(call, group=group), pattern) for name, call, pattern in made}
 
 
-def find_error(call: Callable[[], object]) -> str:
-    """Kind and message of what a call raises."""
-    try:
-        call()
-    except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
 def make_mistakes(session: Any) -> tuple[dict[str, tuple[str, str]], float]:
     """By mistake the error and its pattern; a sum that is made afterwards."""
     sides = make_sides()
     group = sides[1].group
     mistakes = list_mistakes(group).items()
-    found = {name: (find_error(call), pattern) for name, (call, pattern) in mistakes}
+    found = {name: (hear(call), pattern) for name, (call, pattern) in mistakes}
     total = torch.ones(3)
     dist.all_reduce(total, group=group)
     close_sides(*sides)
@@ -84,7 +76,7 @@ def make_different_calls(session: Any) -> list[str]:
         lambda group: dist.broadcast(mine, group_src=0, group=group, async_op=True).wait(),
     ):
         sides = make_sides()
-        said.append(find_error(partial(call, sides[1].group)))
+        said.append(hear(partial(call, sides[1].group)))
         dist.barrier()
         close_sides(*sides)
     return said
@@ -127,7 +119,7 @@ def change_timeouts(session: Any) -> list[str]:
         if dist.get_rank() == 0:
             for dtype in (torch.float32, torch.int8):
                 tensor = torch.ones(3, dtype=dtype)
-                said.append(find_error(partial(dist.all_reduce, tensor, group=group)))
+                said.append(hear(partial(dist.all_reduce, tensor, group=group)))
     # The ranks are at different calls of these groups.
     dist.barrier()
     for group in groups:
@@ -179,7 +171,7 @@ def come_late(session: Any) -> tuple[str, float]:
     dist.barrier(group=ours.group)
     if dist.get_rank() > 0:
         dist.barrier()
-    message = find_error(lambda: ours.group.barrier(options).wait())
+    message = hear(lambda: ours.group.barrier(options).wait())
     if dist.get_rank() == 0:
         dist.barrier()
     options.timeout = WAIT
@@ -214,7 +206,7 @@ def close_twice(session: Any) -> list[str]:
         dist.destroy_process_group(side.group)
     works[0].wait()
     return [
-        find_error(lambda: dist.destroy_process_group(pairs[0].group)),
-        find_error(lambda: pairs[0].group.allreduce([torch.ones(3)]).wait()),
-        find_error(lambda: pairs[2].group.allreduce([torch.ones(3, dtype=torch.int8)]).wait()),
+        hear(lambda: dist.destroy_process_group(pairs[0].group)),
+        hear(lambda: pairs[0].group.allreduce([torch.ones(3)]).wait()),
+        hear(lambda: pairs[2].group.allreduce([torch.ones(3, dtype=torch.int8)]).wait()),
     ]

@@ -98,20 +98,28 @@ def test_calls_of_different_types_are_told_apart_where_calls_are_compared(pool):
             ), message
 
 
-def test_groups_are_destroyed_in_any_order_and_refuse_calls_afterwards(pool):
-    for again, after, never_used in pool("openmpi", 2).call(refusals.close_twice).values:
-        assert again == "ValueError: Invalid process group specified"
-        said = "DistBackendError: mpiddp: this process group has been destroyed"
-        assert (after, never_used) == (said, said)
+DESTROYED = "DistBackendError: mpiddp: this process group has been destroyed"
+LEFT = {
+    refusals.close_twice: ["ValueError: Invalid process group specified", DESTROYED, DESTROYED],
+    refusals.make_again: [1.0, 1.0, 3.0, 3.0, 5.0, 5.0],
+    refusals.talk_in_two_threads: [3.0, 2.0],
+    refusals.list_ranges: [("mpiddp:all_reduce", False), ("mpiddp:broadcast", False)],
+    refusals.compile_a_model: [1.0, 1.0, 0.0, 0.0, 0.0],
+}
+"""What each rank is left with."""
 
 
-def test_a_group_takes_the_name_of_one_that_was_destroyed(pool):
-    called = pool("openmpi", 2).call(refusals.make_again)
-    assert called.values == [[1.0, 1.0, 3.0, 3.0, 5.0, 5.0]] * 2
-
-
-def test_two_threads_may_send_a_groups_first_messages(pool):
-    assert pool("openmpi", 2).call(refusals.talk_in_two_threads).values == [[3.0, 2.0], [3.0, 2.0]]
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(call, marks=[pytest.mark.long] * (call is refusals.compile_a_model))
+        for call in LEFT
+    ],
+    ids=lambda call: call.__name__,
+)
+def test_what_groups_leave(call, pool):
+    found = pool("openmpi", 2).call(call, timeout=SECONDS).values
+    assert found == [LEFT[call]] * 2
 
 
 def test_a_barrier_ends_after_the_time_that_it_is_given(pool):
@@ -128,14 +136,3 @@ def test_a_timeout_that_is_changed_holds_for_the_next_call(pool):
     for own, gloo in (said[:2], said[2:]):
         assert re.match(r"DistNetworkError: mpiddp: .*waited for rank 1.* for 0\.5 s", own), own
         assert "imed out" in gloo and "500" in gloo, gloo
-
-
-def test_the_profiler_shows_calls(pool):
-    called = pool("openmpi", 2).call(refusals.list_ranges)
-    assert called.values == [[("mpiddp:all_reduce", False), ("mpiddp:broadcast", False)]] * 2
-
-
-@pytest.mark.long
-def test_a_compiled_model_trains(pool):
-    called = pool("openmpi", 2).call(refusals.compile_a_model, timeout=SECONDS)
-    assert called.values == [[1.0, 1.0, 0.0, 0.0, 0.0]] * 2

@@ -153,7 +153,11 @@ def test_gloo_uses_the_interfaces_that_the_environment_names(monkeypatch, tmp_pa
 
 def test_gloo_begins_no_call_before_those_that_were_begun_earlier():
     calls, done = CallQueue("group", lambda: 3600.0), []
-    start = partial(done.append, "by Gloo")
+
+    def start():
+        done.append("by Gloo")
+        return distributed.Work()
+
     work = calls.make("first", partial(done.append, "first"), [], waits=False)
     calls.make("second", partial(done.append, "second"), [], waits=True, start=start)
     assert work.is_completed()

@@ -1,8 +1,10 @@
-"""The data sets, each of those that are registered."""
+"""The data sets, each of those that are registered; on a device; and text."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +14,20 @@ import pytest
 import torch
 
 import data_files
+import reading
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data.data_sets import DataSet, load
-from mpiddp.training.data.samples import Key, Samples
+from mpiddp.training.data import device_data
+from mpiddp.training.data.batches import Cut, make_evaluation_batches, make_training_batches
+from mpiddp.training.data.data_sets import DataSet, Split, load
+from mpiddp.training.data.device_data import DeviceSplit, fits, move, place
+from mpiddp.training.data.image_data import CIFAR10, Shift
+from mpiddp.training.data.reading import BatchReading
+from mpiddp.training.data.samples import Batch, Key, Samples
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.registry import DATASETS
 from mpiddp.training.task.loading import read_first
+from mpiddp.training.task.models import build
+from mpiddp.training.task.task import cross_entropy
 
 
 @pytest.fixture(params=sorted(DATASETS))
@@ -94,3 +104,128 @@ def test_samples_that_make_no_batch_are_refused(samples: list[Any], message: str
     session: Any = SimpleNamespace(device=torch.device("cpu"))
     with pytest.raises(ConfigurationError, match=f"^data: .*{message}"):
         read_first(Samples(samples), 2, session)
+
+
+# ---- on a device ---------------------------------------------------------------------------------
+
+
+COUNT = 25
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+NEEDED = COUNT * (3 * 32 * 32 * 4 + 8)
+"""Bytes of the images as float32, and of their labels."""
+
+
+@pytest.fixture
+def images() -> Split:
+    """As those of CIFAR-10: bytes, which are normalised when they are read."""
+    generator = np.random.default_rng(3)
+    pixels = generator.integers(0, 256, (COUNT, 3, 32, 32), dtype=np.uint8)
+    return Split(pixels, generator.integers(10, size=COUNT), CIFAR10)
+
+
+def test_a_split_may_take_a_tenth_of_the_free_memory_as_it_is_fed_to_the_model(images):
+    assert fits(images, 10 * NEEDED)
+    assert not fits(images, 10 * NEEDED - 1)
+    # Each epoch has other images.
+    assert not fits(replace(images, augment=Shift(32, 4, flips=True)), 10 * NEEDED)
+
+
+def test_batches_on_a_device_have_the_same_bits(images, monkeypatch):
+    monkeypatch.setattr(device_data, "PART", 10)
+    moved = move(images, CPU)
+    assert len(moved) == COUNT and moved.features.dtype == torch.float32
+    cut = Cut(batch_size=4, rank=0, ranks=2)
+    for make in (make_training_batches, make_evaluation_batches):
+        expected = make(Samples(images, seed=5), cut)
+        # Workers cannot read what is on a device, so none is started.
+        found = make(Samples(moved, seed=5), cut, BatchReading(workers=2))
+        pairs = zip(_list(found), _list(expected), strict=True)
+        for one, other in pairs:
+            assert torch.equal(one.inputs, other.inputs) and torch.equal(one.targets, other.targets)
+            assert one.weight == other.weight
+        assert found.reader._workers is None
+
+
+def _list(batches: Any) -> list[Batch]:
+    found = list(batches.start(2) if hasattr(batches, "start") else batches)
+    assert len(found) == 4
+    return found
+
+
+def test_only_what_fits_a_gpu_is_moved(images: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place(images, CPU) is images
+    free = [10 * NEEDED]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 0))
+    monkeypatch.setattr(device_data, "move", lambda split, device: move(split, CPU))
+    assert isinstance(place(images, GPU), DeviceSplit)
+    files: Any = reading.Slow()
+    assert place(files, GPU) is files
+    # The batch that cannot be converted tells why, as it would elsewhere.
+    broken = replace(images, convert=lambda _: 1 / 0)
+    assert place(broken, GPU) is broken
+    free[0] -= 1
+    assert place(images, GPU) is images
+
+
+# ---- text, and the model that predicts it --------------------------------------------------------
+
+
+def test_the_target_of_each_byte_is_the_next_one(tmp_path: Path) -> None:
+    content = bytes(np.random.default_rng(0).integers(0, 256, 1003, dtype=np.uint8))
+    (tmp_path / "text").write_bytes(content)
+    data = load(Configuration(data="text", text=tmp_path / "text", context=9))
+    assert (data.shape, data.classes) == ((9,), 256)
+    start = 0
+    for split, length in ((data.train, 903), (data.test, 100)):
+        inputs, targets, _ = Samples(split).read(Key(1, list(range(len(split)))))
+        assert len(split) == (length - 1) // 9
+        part = list(content[start : start + length])
+        assert inputs.flatten().tolist() == part[: 9 * len(split)]
+        assert targets.flatten().tolist() == part[1 : 9 * len(split) + 1]
+        start += length
+
+
+def test_a_text_that_is_too_short_or_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"x" * 90)
+    with pytest.raises(ConfigurationError, match=r"more than 90 bytes .* found 90 in"):
+        load(Configuration(data="text", text=tmp_path / "short", context=9))
+    with pytest.raises(ConfigurationError, match=r"cannot read .*No such file"):
+        load(Configuration(data="text", text=tmp_path / "none"))
+
+
+def test_the_transformer_sees_no_later_byte() -> None:
+    torch.manual_seed(0)
+    model = build("transformer", (12,), 256).eval()
+    sequence = torch.randint(0, 256, (1, 12))
+    other = sequence.clone()
+    other[0, 7] += 1
+    first, second = model(sequence), model(other)
+    assert first.shape == (1, 256, 12)
+    assert torch.allclose(first[..., :7], second[..., :7], atol=1e-6)
+    assert not torch.allclose(first[..., 7:], second[..., 7:], atol=1e-3)
+    with pytest.raises(ConfigurationError, match="transformer expects sequences"):
+        build("transformer", (1, 8, 8), 10)
+
+
+def train(data: DataSet, steps: int, length: int) -> float:
+    """The test loss after so many steps."""
+    torch.manual_seed(0)
+    model = build("transformer", data.shape, data.classes)
+    samples = Samples(data.train)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for step in range(steps):
+        places = [(length * step + each) % len(data.train) for each in range(length)]
+        inputs, targets, _ = samples.read(Key(1, places))
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    inputs, targets, _ = Samples(data.test).read(Key(0, list(range(len(data.test)))))
+    with torch.no_grad():
+        return cross_entropy(model(inputs), targets).item()
+
+
+def test_the_transformer_learns_what_follows(tmp_path: Path) -> None:
+    (tmp_path / "cycle").write_bytes(bytes(np.random.default_rng(0).permutation(20).tolist()) * 100)
+    data = load(Configuration(data="text", text=tmp_path / "cycle", context=16))
+    # A model that does not look at the bytes before has a loss of log(20).
+    assert train(data, steps=60, length=8) < math.log(20) / 2

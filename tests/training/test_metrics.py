@@ -1,4 +1,4 @@
-"""What a run reports."""
+"""What a run reports: rows, lines, logs, bytes at the interfaces, and who is waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from mpiddp.training.rank_costs import SHORTEST, SLOW, RankCosts, add_costs, describe_slow_rank
 from mpiddp.training.records import metrics_file
 from mpiddp.training.records.metrics import (
     Row,
@@ -26,6 +29,9 @@ from mpiddp.training.records.metrics import (
     describe_start,
 )
 from mpiddp.training.records.metrics_file import MetricsFile, read_last_row
+from mpiddp.training.records.network import Counters, Network, NetworkMeter, describe, read_counters
+from mpiddp.training.run_output import RankLog
+from mpiddp.training.step.stages import Costs, StepStage
 
 ROW = Row(
     attempt=1,
@@ -184,3 +190,125 @@ def test_the_first_lines(device: str, nodes: list[int], first: str, product: str
     assert re.fullmatch(
         rf"Effective batch: 64 samples per rank x \d+ ranks? = {total} samples per step", lines[3]
     )
+
+
+# ---- the log of each rank ------------------------------------------------------------------------
+
+
+def test_a_log_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "rank-0.log"
+    for text in ("first", "second"):
+        RankLog(path, pytest.fail).write(text)
+    assert [line.split(" ", 1)[1] for line in path.read_text().splitlines()] == ["first", "second"]
+
+
+def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    warnings: list[str] = []
+    log = RankLog(tmp_path / "logs" / "rank-0.log", warnings.append)
+    log.write("first")
+    log.write("second")
+    assert len(warnings) == 1 and "could not be written" in warnings[0]
+
+
+# ---- what interfaces count -----------------------------------------------------------------------
+
+
+def test_infiniband_counts_in_four_octets(tmp_path: Path) -> None:
+    for device, text in (("mlx5_0", "25"), ("mlx5_1", "N/A (no counter)")):
+        folder = tmp_path / device / "ports" / "1" / "counters"
+        folder.mkdir(parents=True)
+        (folder / "port_xmit_data").write_text(f"{text}\n")
+        (folder / "port_rcv_data").write_text("50\n")
+    found = dict(read_counters(tmp_path))
+    assert found.pop("mlx5_0/1") == (100, 200)
+    # This machine has a loopback interface, and perhaps others.
+    assert "lo" in found and not any(name.startswith("mlx5_1") for name in found)
+
+
+def test_what_came_before_is_not_counted() -> None:
+    counters: list[Counters] = [
+        {"eth0": (100, 50), "eth1": (5, 5)},
+        {"eth0": (150, 60), "eth2": (7, 7)},
+    ]
+    meter = NetworkMeter(True, lambda: counters.pop(0))
+    # Ten steps of the epoch, each of eight bytes, were taken by an earlier attempt.
+    meter.begin(steps=10)
+    found = meter.measure(sent_bytes=240, steps=30)
+    assert found.counted_bytes == 160
+    assert found.interfaces == {"eth0": {"sent_bytes": 50, "received_bytes": 10}}
+    other = NetworkMeter(False, read_counters)
+    other.begin(0)
+    assert other.measure(0, 0).interfaces == {}
+
+
+def test_ranks_are_joined_by_their_node() -> None:
+    counts = {"eth0": {"sent_bytes": 9_000_000, "received_bytes": 7_000_000}}
+    networks = [("a", 5_000_000, counts), ("b", 1, counts), ("a", 3_000_000, {})]
+    ranks = [
+        RankCosts(host, Costs(steps=1), 1, None, Network(counted, interfaces))
+        for host, counted, interfaces in networks
+    ]
+    first, second = add_costs(ROW, ranks).network or ()
+    assert second == {"host": "b", "counted_bytes": 1, "interfaces": counts}
+    line = "Network of a: 8.0 MB counted; eth0 sent 9.0 MB and received 7.0 MB"
+    assert describe(first) == line
+    assert add_costs(ROW, [replace(ranks[0], network=None)]).network is None
+
+
+# ---- which rank the others wait for --------------------------------------------------------------
+
+
+STEPS = 100
+
+
+def make_rank(
+    read: float = 0.0, forward: float = 1.0, waited: float = 0.0, steps: int = STEPS
+) -> RankCosts:
+    seconds = [0.0] * len(StepStage)
+    seconds[StepStage.READ], seconds[StepStage.FORWARD] = read, forward
+    seconds[StepStage.COMMUNICATION] = waited
+    return RankCosts("node1", Costs(seconds, steps), 10**8, None)
+
+
+def test_the_rank_that_waits_least_is_named_with_what_is_slow() -> None:
+    usual = make_rank(waited=2.0)
+    line = describe_slow_rank([usual, usual, make_rank(forward=3.0, waited=0.1)])
+    assert line == (
+        "Straggler: rank 2 on node1 takes 3.0 times as long as the others, computing 30.0 ms of a "
+        "step instead of 10.0"
+    )
+    line = describe_slow_rank([make_rank(read=2.0), usual, usual])
+    assert line.endswith("reading 20.0 ms of a step instead of 0.0") and "rank 0" in line
+
+
+def test_nobody_is_named_for_little() -> None:
+    usual = make_rank(waited=1.0)
+    assert describe_slow_rank([usual, make_rank(forward=SLOW - 0.01)]) is None
+    assert describe_slow_rank([make_rank()]) is None
+    quick = make_rank(forward=SHORTEST / 2, waited=1.0)
+    assert describe_slow_rank([quick, make_rank(forward=SHORTEST)]) is None
+
+
+def test_a_busy_rank_that_waits_holds_nobody_up() -> None:
+    """Its work takes long, but it is done before the others': what they wait for is another."""
+    assert describe_slow_rank([make_rank(waited=0.0), make_rank(forward=3.0, waited=1.0)]) is None
+
+
+def test_ranks_that_only_serve_are_left_out() -> None:
+    server = make_rank(forward=0.0, steps=0)
+    assert describe_slow_rank([server, make_rank()]) is None
+    line = describe_slow_rank([server, make_rank(waited=2.0), make_rank(forward=3.0)])
+    assert line is not None and "rank 2" in line
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.data())
+def test_workers_that_took_different_numbers_of_steps_are_compared_by_step(steps, data):
+    slow = data.draw(st.integers(0, len(steps) - 1))
+    found = [
+        make_rank(forward=(3.0 if place == slow else 1.0) * count, waited=2.0 * count, steps=count)
+        for place, count in enumerate(steps)
+    ]
+    found[slow].costs.seconds[StepStage.COMMUNICATION] = 0
+    line = describe_slow_rank(found)
+    assert re.match(rf"Straggler: rank {slow} on node1 takes 3.0 times", line)

@@ -1,7 +1,8 @@
-"""Optimizers and schedules that users bring."""
+"""Optimizers, schedules and algorithms that users bring."""
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from mpiddp.checkpoints.optimizer_state import CHANGED, OptimizerState
 from mpiddp.checkpoints.packing import pack, unpack
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.parameter_server.server import LR_SHARE
-from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.config import Configuration, parse, to_toml
+from mpiddp.training.preparation import agree
 from mpiddp.training.step.optimizer_step import LocalUpdate, make_optimizer
 from mpiddp.training.task.task import Task, find_task
+from own_algorithm import STAR
 
 TOY = ("--data", "toy", "--samples", "200", "--warmup-epochs", "0", "--learning-rate", "0.05")
 OWN = ("--optimizer", "trainings:make_sgd", "--schedule", "trainings:fall")
@@ -121,3 +124,41 @@ def test_options_and_a_task_do_not_contradict_each_other() -> None:
             find_task(Configuration(**{**options, **more}), task)
     with pytest.raises(ConfigurationError, match=r"^optimizer: expected a function .* found a SGD"):
         Task(optimizer=torch.optim.SGD([torch.ones(1)]))  # type: ignore[arg-type]
+
+
+# ---- algorithms of one's own ---------------------------------------------------------------------
+
+
+def test_it_is_named_by_sync_and_stands_in_the_configuration(star, tmp_path):
+    with pytest.raises(ConfigurationError, match="no algorithm is called 'star'"):
+        parse(["--sync", "star"])
+    configuration = parse(["--sync", "star:segments=2", "--load", str(star)]).resolve()
+    text = to_toml(configuration)
+    assert f'load = "{star}"' in text
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert parse(["--config", str(path)]).load == star
+
+
+@pytest.mark.parametrize("sync", ["framework", "auto", "parameter-server"])
+def test_a_file_that_nothing_is_taken_from(star, sync):
+    with pytest.raises(ConfigurationError, match="name its algorithm: --sync NAME"):
+        Configuration(sync=sync, load=star).resolve()
+
+
+def test_ranks_agree_on_what_the_file_holds(star):
+    """Each rank reads a file of that name; on another node it may be another one."""
+    configuration = Configuration(sync="star", load=star).resolve()
+    asked = []
+    session = types.SimpleNamespace(
+        any=bool,
+        broadcast=lambda value: value,
+        agree=lambda value, what: asked.append((value, what)),
+        world=types.SimpleNamespace(size=2),
+    )
+    agree(configuration, session)
+    star.write_text(STAR.replace("owners=[0]", ""))
+    agree(configuration, session)
+    (first, what), (second, _) = asked
+    assert what == f"contents of {star}"
+    assert first != second

@@ -98,7 +98,7 @@ def test_a_worker_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     server = psutil.Process(_forkserver._forkserver_pid)  # type: ignore[attr-defined]
     server.suspend()
     # If all that the worker had sent has come, nothing but the news tells of its end.
-    later = threading.Timer(10 * readers.GRACE, server.resume)
+    later = threading.Timer(4 * readers.GRACE, server.resume)
     later.start()
 
     def describe_soon(*arguments: Any) -> str:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.samples import Batch
+from mpiddp.training.options.groups import straggler
+from mpiddp.training.options.groups.optimisation import OptimisationOptions
+from mpiddp.training.options.groups.straggler import (
+    Slowdown,
+    Straggler,
+    check_straggler,
+    parse_straggler,
+)
 from mpiddp.training.records.metrics import Totals
 from mpiddp.training.step.divergence import LossGuard
+from mpiddp.training.step.learning_rate import LearningRate, describe_scaling, make_learning_rate
 from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import LocalUpdate, Treatment
 from mpiddp.training.step.precision import Precision
@@ -217,3 +229,105 @@ def test_the_average_follows_the_weights_and_is_applied_for_a_while():
         for kept, weights in zip(expected, module.parameters(), strict=True):
             torch.testing.assert_close(weights.detach(), kept)
     assert all(torch.equal(a, b) for a, b in zip(trained, module.parameters(), strict=True))
+
+
+# ---- the learning rate ---------------------------------------------------------------------------
+
+
+def make_rate(steps_per_epoch: int, batch: int = 16, **options: Any) -> LearningRate:
+    given = {"learning_rate": 1.0, **options}
+    return make_learning_rate(OptimisationOptions(**given), steps_per_epoch, batch)
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 10, 675])
+def test_the_learning_rate_rises_once_and_then_falls(total: int) -> None:
+    rate = make_rate(total, epochs=1)
+    rates = [rate(step) for step in range(total)]
+    peak = rates.index(1.0)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert all(0 < each <= 1 for each in rates)
+
+
+def test_a_twentieth_of_all_steps_is_the_warm_up_and_a_cosine_follows() -> None:
+    rate = make_rate(20, epochs=10)
+    assert [rate(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1, 1])
+    assert rate(105) == pytest.approx(0.5)
+    # A step after the last one has the last one's.
+    assert rate(200) == rate(199) == pytest.approx(0.5 * (1 - math.cos(math.pi / 190)))
+
+
+def test_steps_multiply_the_rate_at_each_period() -> None:
+    rate = make_rate(
+        4, epochs=8, warmup_epochs=1, schedule="step", step_epochs=2.5, step_factor=0.5
+    )
+    assert [rate(step) for step in (3, 9, 10, 19, 20, 31)] == [1, 1, 0.5, 0.5, 0.25, 0.125]
+
+
+def test_the_rate_is_scaled_with_the_batch_of_all_ranks_and_that_is_told() -> None:
+    options = OptimisationOptions(learning_rate=0.05, base_batch=32)
+    assert make_learning_rate(options, 100, 128).peak == pytest.approx(0.2)
+    assert describe_scaling(options, 128) == (
+        "Learning rate: 0.05 x 128 samples per step / base batch 32 = 0.2 at its peak"
+    )
+
+
+def test_a_schedule_of_ones_own_multiplies_the_peak_and_the_warm_up() -> None:
+    options = OptimisationOptions(learning_rate=1.0, epochs=2, base_batch=8, warmup_epochs=0.4)
+    rate = make_learning_rate(options, 5, 16, lambda step, steps: 1 - step / steps)
+    assert [rate(step) for step in range(10)] == pytest.approx(
+        [2 * 0.5, 2 * 0.9, *(2 * (1 - step / 10) for step in range(2, 10))]
+    )
+    for bad in (lambda step, steps: -1, lambda step, steps: math.nan, lambda step, steps: None):
+        with pytest.raises(ConfigurationError, match=r"^schedule: .* in step 0 of 10"):
+            make_learning_rate(options, 5, 16, bad)
+
+
+# ---- a worker made slow on purpose ---------------------------------------------------------------
+
+
+WORKERS = (0, 2, 5)
+GPU = torch.device("cuda", 1)
+
+
+def test_a_rank_or_a_random_one_is_read():
+    assert parse_straggler("3=4") == Straggler(3, 4.0)
+    assert parse_straggler("random=1.5") == Straggler(None, 1.5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "3=", "=4", "-1=4", "1=0.5", "1=nan", "1=inf", "one=4", "random=fast", "1=2=3"],
+)
+def test_anything_else_is_refused_in_one_line(text):
+    with pytest.raises(ConfigurationError) as caught:
+        parse_straggler(text)
+    assert str(caught.value).endswith(f"for example 0=4 or random=4, found {text!r}")
+
+
+def test_a_rank_that_computes_nothing_is_no_straggler():
+    check_straggler(Straggler(None, 2), WORKERS)
+    check_straggler(Straggler(5, 2), WORKERS)
+    with pytest.raises(ConfigurationError, match=r"rank 1 computes nothing; .* 0, 2, 5"):
+        check_straggler(Straggler(1, 2), WORKERS)
+
+
+@given(st.integers(0, 2**63), st.integers(0, 10**6))
+def test_one_worker_is_slow_in_each_step(seed, step):
+    for chosen in (None, 5):
+        slow = [
+            Slowdown(Straggler(chosen, 4), place, WORKERS, seed, 1, CPU).is_slow(step)
+            for place in range(len(WORKERS))
+        ]
+        assert sum(slow) == 1
+        assert chosen is None or slow == [False, False, True]
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+def test_a_step_takes_so_many_times_as_long_and_a_gpu_does_nothing_meanwhile(device, monkeypatch):
+    done = []
+    monkeypatch.setattr(straggler.time, "sleep", done.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", done.append)
+    for place in range(len(WORKERS)):
+        Slowdown(Straggler(2, 4), place, WORKERS, 0, 0.5, device).wait(9)
+    assert done == ([1.5] if device is CPU else [GPU, 1.5])

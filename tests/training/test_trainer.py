@@ -230,9 +230,7 @@ def test_more_ranks_than_test_samples(pool: Pools, tmp_path: Path) -> None:
 
 
 BAD = {
-    "option": (["--epochz", "3"], "did you mean --epochs?"),
     "model for the data": (["--data", "toy", "--model", "convnet"], "convnet expects images"),
-    "TOML key": (["--config", "bad.toml"], "did you mean epochs?"),
     "batch": (["--batch-size", "720"], "size: expected at most 719"),
     "ranks": (["--data", "toy", "--samples", "2"], "found 1 sample for 2 ranks"),
     "place": (["--runs-dir", "bad.toml"], "bad.toml"),

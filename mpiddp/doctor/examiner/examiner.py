@@ -12,12 +12,12 @@ from mpiddp.doctor.examiner.doctor_options import FINDINGS, DoctorOptions
 from mpiddp.doctor.examiner.findings import Finding, failed, merge
 from mpiddp.doctor.examiner.findings_report import FindingsReport, open_report
 from mpiddp.errors import MpiddpError
+from mpiddp.launch.fabrics import find_fabrics, read_table
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.error_meaning import exit_code
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_launcher, is_first
 from mpiddp.launch.mpi import mpi
-from mpiddp.launch.network.fabrics import find_fabrics, read_table
 from mpiddp.launch.phases import JobRanks, StartUp
 from mpiddp.options.outputs import find_one
 

@@ -76,8 +76,7 @@ def _judge_node(
     before = examiner.before
     masks = {placement.rank: placement.cores for placement in placements}
     makers = (built,) if (built := find_vendor()) is not None else VENDORS
-    masks_of = {name for maker in makers for group in maker.masks for name in group}
-    hidden = any(before.get(name) == "" for name in masks_of)
+    hidden = any(before.get(name) == "" for maker in makers for name in maker.mask_names)
     hidden |= examiner.settings.devices not in (AUTO, *TYPES)
     count = gpus.judge_count(
         examiner.world.hostname,

@@ -13,9 +13,9 @@ from mpiddp.launch.device.binding import find_near_cpus
 from mpiddp.launch.device.device import Placement, find_bus, find_remarks, find_shared
 from mpiddp.launch.device.nccl import find_version
 from mpiddp.launch.device.vendors import NVIDIA, ROOT, VENDORS
-from mpiddp.launch.device.visibility import find_module, find_vendor
+from mpiddp.launch.device.visibility import assume_vendor, find_module
+from mpiddp.launch.fabrics import BadVersion
 from mpiddp.launch.launcher.hostnames import fold_hostnames
-from mpiddp.launch.network.fabrics import BadVersion
 from mpiddp.wording import count_noun, fold_numbers
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def examine_gpu(rank: int, device: torch.device) -> Gpu:
         peers=peers if others else None,
         near=find_near_cpus(find_bus(properties)),
         speed=measure_product(device),
-        library="RCCL" if torch.version.hip else "NCCL",
+        library=assume_vendor().library,
     )
 
 
@@ -168,7 +168,7 @@ def _find_problems(
             f"ranks {fold_numbers(shared, most=SHOWN)} share GPUs, as --allow-shared-gpu lets them",
             "Each is slower for it, and NCCL before 2.30 refuses them: for speed, one rank per GPU",
         )
-    ranks = len(placements)
+    ranks, vendor = len(placements), assume_vendor()
     # Ranks that see one GPU each may see different ones.
     known = {placement.identity for placement in placements if placement.identity}
     used = max(visible, len(known) or ranks)
@@ -180,7 +180,10 @@ def _find_problems(
     elif present > used:
         yield (
             f"{count_noun(present, 'GPU')} here, {used} of them visible",
-            f"If all are yours: unset {_name_masks()}, and start {present} ranks on this node",
+            (
+                f"If all are yours: unset {' and '.join(vendor.mask_names)}, and start {present} "
+                "ranks on this node"
+            ),
         )
     if far := [gpu.rank for gpu in gpus if gpu.peers is False]:
         ranks_apart = fold_numbers(far, most=SHOWN)
@@ -188,33 +191,29 @@ def _find_problems(
             f"the GPUs of ranks {ranks_apart} cannot read the memory of all others",
             (
                 "NCCL then goes through the host's memory: see which pairs cannot with "
-                f"{(find_vendor() or NVIDIA).show_links}; have PCIe's access control (ACS) and the "
-                "IOMMU turned off, outside of virtual machines; some cards for workstations cannot"
+                f"{vendor.show_links}; have PCIe's access control (ACS) and the IOMMU turned off, "
+                "outside of virtual machines; some cards for workstations cannot"
             ),
         )
-
-
-def _name_masks() -> str:
-    """The variables that hide GPUs of the maker whose torch this is."""
-    groups = (find_vendor() or NVIDIA).masks
-    return " and ".join(dict.fromkeys(name for group in groups for name in group))
 
 
 def judge_kinds(
     gpus: Sequence[Gpu], hosts: Mapping[int, str], without: Sequence[str] = ()
 ) -> Finding:
     """Whether all ranks have GPUs of one kind, and one NCCL; ``without``: hosts without GPUs."""
-    own = (find_vendor() or NVIDIA).backend
-    without_nccl = "no NCCL" if own == NVIDIA.backend else own
+    vendor = assume_vendor()
+    without_nccl = "no NCCL" if vendor.backend == NVIDIA.backend else vendor.backend
     kinds: dict[str, list[str]] = {"no GPU": [*without]} if without else {}
     for gpu in gpus:
-        kind = f"{gpu.name}, {f'NCCL {gpu.nccl}' if gpu.nccl else without_nccl}"
+        kind = f"{gpu.name}, {f'{gpu.library} {gpu.nccl}' if gpu.nccl else without_nccl}"
         kinds.setdefault(kind, []).append(hosts[gpu.rank])
     if len(kinds) == 1:
         return passed(GPU_KINDS, f"{next(iter(kinds))} for every rank")
     advice = []
     if without:
-        advice.append("Gloo connects them, and CPUs set the pace: --devices cuda refuses such jobs")
+        advice.append(
+            f"Gloo connects them, and CPUs set the pace: --devices {vendor.type} refuses such jobs"
+        )
     if len({gpu.name for gpu in gpus}) > 1:
         advice.append("The slowest sets the pace: ask for GPUs of one kind (--constraint)")
     if len({gpu.nccl for gpu in gpus}) > 1:
@@ -284,6 +283,6 @@ def judge_speed(gpus: Sequence[Gpu], hosts: Mapping[int, str]) -> Finding:
     return warned(
         GPU_SPEED,
         f"{found}, but {join_some(slow)}",
-        f"Look at them with {(find_vendor() or NVIDIA).show_health}: heat, power limit, another "
+        f"Look at them with {assume_vendor().show_health}: heat, power limit, another "
         "process? Leave the node out with --exclude until then",
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.doctor.examiner.findings import Finding, failed, passed, skipped, warned
-from mpiddp.launch.network.fabrics import NodeFabrics
+from mpiddp.launch.fabrics import NodeFabrics
 
 TRANSPORT = "NCCL transport"
 SOCKET_ADVICE = (
@@ -117,8 +117,7 @@ def judge_transport(
     ``has_peers``: whether its GPUs can read each other's memory;
     ``has_module``: whether the kernel has nvidia-peermem.
     """
-    kinds, infiniband = transport.kinds, _list_verbs(node)
-    found = _describe_transport(transport)
+    kinds, found = transport.kinds, _describe_transport(transport)
     by_socket = transport.goes_by_sockets(node_count)
     if node.fabrics and by_socket:
         return _refuse_sockets(transport, node, found)
@@ -142,11 +141,11 @@ def judge_transport(
             f"{found}: through the host's memory, though these GPUs can read each other's",
             "Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; see why with NCCL_DEBUG=INFO",
         )
-    if transport.is_staged and infiniband:
+    if transport.is_staged and node.devices and node.plugin is None:
         return warned(
             TRANSPORT,
-            f"{found}: {', '.join(infiniband)} without GPUDirect RDMA, so what goes between nodes "
-            "is copied through the host's memory",
+            f"{found}: {', '.join(node.devices)} without GPUDirect RDMA, so what goes between "
+            "nodes is copied through the host's memory",
             _advise_on_direct(has_module),
         )
     if not kinds:
@@ -174,11 +173,6 @@ def _refuse_sockets(transport: Transport, node: NodeFabrics, found: str) -> Find
         f"{found}: between nodes by TCP sockets, though there is {node.name}{transport.quoted}",
         advice,
     )
-
-
-def _list_verbs(node: NodeFabrics) -> tuple[str, ...]:
-    """Cards that NCCL uses by itself."""
-    return () if node.plugin is not None else node.devices
 
 
 def _advise_on_direct(has_module: bool) -> str:

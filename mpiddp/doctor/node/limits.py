@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp.doctor.examiner.findings import Finding, passed, skipped, warned
-from mpiddp.launch.network.fabrics import NodeFabrics
+from mpiddp.launch.fabrics import NodeFabrics
 from mpiddp.wording import describe_size
 
 LOCKED_MEMORY = "locked memory"

@@ -10,7 +10,7 @@ from mpiddp import environment
 from mpiddp.doctor.examiner.examiner import Examiner
 from mpiddp.doctor.examiner.findings import Finding
 from mpiddp.doctor.network import name_resolution
-from mpiddp.doctor.node import cores, directories, limits, remains, variables
+from mpiddp.doctor.node import cores, directories, leftovers, limits, variables
 from mpiddp.process.background import BackgroundCall
 from mpiddp.process.cpus import find_cpus, find_quota
 
@@ -74,7 +74,7 @@ def _gather_rows(examiner: Examiner, token: str, problem: str) -> list[NodeRow] 
             limits.judge_shared_memory(found),
             limits.judge_core_files(found, world.size),
             variables.judge_fabric(examiner.fabrics, examiner.variables, world.node_count),
-            remains.judge_remains(remains.find_remains()),
+            leftovers.judge_leftovers(leftovers.find_leftovers()),
             directories.judge_runs(settings.runs_dir, runs, world.node_count),
         ]
         mine = NodeRow(findings, data, mine.variables)

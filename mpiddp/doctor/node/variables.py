@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from mpiddp import environment
 from mpiddp.doctor.examiner.findings import Finding, passed, skipped, warned
+from mpiddp.launch.fabrics import NodeFabrics, find_problems
 from mpiddp.launch.launcher.hostnames import fold_hostnames
-from mpiddp.launch.network.fabrics import NodeFabrics, find_lacks
 
 FABRIC = "fabric"
 VARIABLES = "variables"
@@ -36,12 +36,12 @@ def find_variables(variables: Mapping[str, str]) -> Row:
 
 def judge_fabric(node: NodeFabrics, variables: Mapping[str, str], node_count: int) -> Finding:
     """What is missing for NCCL and MPI to use a node's fabric, or set against it."""
-    lacks = list(find_lacks(node, variables, has_nodes=node_count > 1))
-    if lacks:
-        advice = "; ".join(lack.advice for lack in lacks)
+    problems = list(find_problems(node, variables, has_nodes=node_count > 1))
+    if problems:
+        advice = "; ".join(each.advice for each in problems)
         return warned(
             FABRIC,
-            f"{node.name}: {'; '.join(lack.found for lack in lacks)}",
+            f"{node.name}: {'; '.join(each.found for each in problems)}",
             advice[:1].upper() + advice[1:],
         )
     if not node.fabrics:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.device.vendors import TYPES
+from mpiddp.launch.device.vendors import TYPES, VENDORS
 from mpiddp.options.checks import check
 from mpiddp.wording import count_noun
 
@@ -46,10 +46,11 @@ def choose_gpus(
     if devices == CPU:
         return ()
     if devices in TYPES and not visible:
+        makers = " or ".join(vendor.name for vendor in VENDORS if vendor.type == devices)
         raise ConfigurationError(
-            f"--devices {devices}: this rank sees no GPU: {f'{unseen}; ' if unseen else ''}ask for "
-            "GPUs (--gpus-per-node), start no ranks on this host, or let ranks without one use the "
-            "CPU: --devices auto"
+            f"--devices {devices}: this rank sees no GPU of {makers}: "
+            f"{f'{unseen}; ' if unseen else ''}ask Slurm for GPUs (--gpus-per-node), start no "
+            "ranks on this host, or let ranks without one use the CPU: --devices auto"
         )
     if numbers is None:
         return tuple(range(visible))

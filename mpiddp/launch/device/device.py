@@ -31,6 +31,7 @@ from mpiddp.launch.device.vendors import (
     list_masks,
 )
 from mpiddp.launch.device.visibility import (
+    assume_vendor,
     explain_unseen,
     find_contradiction,
     find_module,
@@ -102,9 +103,11 @@ def find_placement(
             change the variables that select them.
     """
     vendor = find_vendor()
-    is_other = vendor is not None and devices in TYPES and devices != vendor.type
-    visible = 0 if is_other else count_visible(may_initialize=may_initialize)
-    unseen = "" if devices == CPU else _find_reason(vendor, devices, visible)
+    if vendor is not None and devices in TYPES and devices != vendor.type:
+        visible, unseen = 0, f"this torch is for {vendor.name} GPUs: --devices {vendor.type}"
+    else:
+        visible = count_visible(may_initialize=may_initialize)
+        unseen = "" if devices == CPU else _find_reason(vendor, visible)
     gpus = choose_gpus(devices, visible, world, allow_sharing=allow_sharing, unseen=unseen)
     index = choose_index(gpus, world.local_rank)
     identity = find_identity(index) if index is not None else None
@@ -121,10 +124,8 @@ def find_placement(
     )
 
 
-def _find_reason(vendor: Vendor | None, devices: str, visible: int) -> str:
+def _find_reason(vendor: Vendor | None, visible: int) -> str:
     """Why this process does not see the GPUs that it was given; empty if it sees all."""
-    if vendor is not None and devices in TYPES and devices != vendor.type:
-        return f"this torch is for {vendor.name} GPUs: --devices {vendor.type}"
     if visible:
         return find_contradiction(vendor) if vendor is not None else ""
     return explain_unseen()
@@ -161,7 +162,7 @@ def choose_index(gpus: Sequence[int], local_rank: int) -> int | None:
 
 def name_visible(gpus: Sequence[int]) -> dict[str, str]:
     """The variable with which a process sees only these of the GPUs that it sees now."""
-    vendor, entries = find_vendor() or NVIDIA, _list_entries()
+    vendor, entries = assume_vendor(), _list_entries()
     shown = ",".join(str(gpu) if entries is None else entries[gpu] for gpu in gpus)
     own, common = vendor.masks[-1][0], vendor.masks[-1][-1]
     # torch counts all that ROCR_VISIBLE_DEVICES shows, unless HIP's own variable is set.
@@ -170,7 +171,7 @@ def name_visible(gpus: Sequence[int]) -> dict[str, str]:
 
 def _list_entries() -> list[str] | None:
     """The GPUs that the last variable which counts names; None if it is not set."""
-    vendor = find_vendor() or NVIDIA
+    vendor = assume_vendor()
     named = dict(list_masks(vendor))
     entries = next((named[name] for name in vendor.masks[-1] if name in named), None)
     if entries is None or vendor is not INTEL:
@@ -190,7 +191,7 @@ def find_identity(index: int) -> str | None:
     rely on both. It counts GPUs by their PCI addresses, while CUDA begins with the fastest unless
     it is told otherwise: the number of a GPU then stands for it beside the list of all.
     """
-    vendor = find_vendor() or NVIDIA
+    vendor = assume_vendor()
     if vendor is not NVIDIA:
         shown = list_visible(vendor)
         return shown[index] if index < len(shown) else None
@@ -378,7 +379,7 @@ def refuses_sharing() -> bool:
 
     What oneCCL does is not known; Gloo has no calls for Intel's GPUs in any case.
     """
-    return (find_vendor() or NVIDIA).backend == NVIDIA.backend and not nccl.takes_shared_gpus()
+    return assume_vendor().backend == NVIDIA.backend and not nccl.takes_shared_gpus()
 
 
 def check_mixture(lacking: str, having: str) -> None:
@@ -386,16 +387,11 @@ def check_mixture(lacking: str, having: str) -> None:
 
     Args: how to name a rank without a GPU, and one that has one.
     """
-    if (find_vendor() or NVIDIA).backend != NVIDIA.backend:
+    if assume_vendor().backend != NVIDIA.backend:
         raise ConfigurationError(
             f"{lacking} has no GPU, {having} has one, and Gloo, which would connect them, has no "
-            f"calls for {find_type()} tensors: give each rank a GPU, or add --devices cpu"
+            f"calls for {assume_vendor().type} tensors: give each rank a GPU, or add --devices cpu"
         )
-
-
-def find_type() -> str:
-    """What torch calls the GPUs that it is built for; ``cuda`` for a torch without."""
-    return (find_vendor() or NVIDIA).type
 
 
 def share_cores(
@@ -451,7 +447,7 @@ def choose_backend(requested: str, is_refused: bool, lacking: int | None) -> str
                 "--backend gloo, or auto"
             )
     if requested == "auto":
-        own = (find_vendor() or NVIDIA).backend
+        own = assume_vendor().backend
         usable = lacking is None and not is_refused and distributed.is_backend_available(own)
         return own if usable else "gloo"
     return requested
@@ -463,4 +459,4 @@ def name_device(assignment: Assignment) -> torch.device:
 
     if assignment.index is None:
         return torch.device("cpu")
-    return torch.device(find_type(), assignment.index)
+    return torch.device(assume_vendor().type, assignment.index)

@@ -67,6 +67,10 @@ class Vendor:
     """The command that shows which GPUs reach each other."""
 
     @property
+    def mask_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for group in self.masks for name in group))
+
+    @property
     def tool(self) -> str:
         return self.show_health.partition(" ")[0]
 

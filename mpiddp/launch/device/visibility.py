@@ -74,11 +74,16 @@ def find_vendor() -> Vendor | None:
     return next((vendor for vendor in VENDORS if _has_build(torch, vendor)), None)
 
 
+def assume_vendor() -> Vendor:
+    """The same; NVIDIA for a torch that is for CPUs alone."""
+    return find_vendor() or NVIDIA
+
+
 def find_module() -> Any:
     """torch's module for the GPUs that it is built for: ``torch.cuda``, ``torch.xpu``."""
     import torch
 
-    return torch.get_device_module((find_vendor() or NVIDIA).type)
+    return torch.get_device_module(assume_vendor().type)
 
 
 def _has_build(torch: ModuleType, vendor: Vendor) -> bool:

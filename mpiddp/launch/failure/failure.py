@@ -31,7 +31,8 @@ from typing import NoReturn
 from mpiddp.errors import SUCCESS, AloneError, LaunchError, PeerLostError, UnreachableError
 from mpiddp.launch.failure import early
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
-from mpiddp.launch.failure.error_meaning import exit_code, find_call, find_origin
+from mpiddp.launch.failure.error_meaning import exit_code, find_call
+from mpiddp.launch.failure.error_origin import find_origin
 from mpiddp.launch.failure.missing_ranks import (
     describe_missing,
     explain_expiry,

@@ -22,12 +22,11 @@ from mpiddp.errors import DifferentCallError, PeerLostError, UnreachableError
 from mpiddp.launch.failure.error_meaning import (
     describe_error,
     exit_code,
-    find_node_fault,
     has_own_hook,
     has_trace,
-    is_peer_loss,
     visible_part,
 )
+from mpiddp.launch.failure.error_origin import find_node_fault, is_peer_loss
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.termination import flush_output
 from mpiddp.lifeline.stacks.hang_report import HangReport
@@ -105,6 +104,11 @@ class FailureReports:
             self.peers = replace(self.peers, **found)
 
     @property
+    def directory(self) -> Path | None:
+        """Where the whole report of a hang belongs: that of logs, else of the run."""
+        return self.output.log.parent if self.output.log is not None else self.run_directory
+
+    @property
     def step(self) -> int | None:
         """Step of training, for messages and outcome.json."""
         return self.run.step
@@ -177,8 +181,8 @@ class FailureReports:
     def report(self, report: Report, *, told: bool = False) -> None:
         """Print and write a report; ``told``: it has been printed already."""
         # The console first: files may be on a system that has stopped answering.
-        positions = self._find_positions(report)
-        text = report.text + self.note + describe(positions)
+        positions, table = self._find_positions(report)
+        text = report.text + self.note + table
         report = replace(report, text=text)
         self._print("" if told else self._show(report))
         self.write_files(report, is_reporter=True)
@@ -186,22 +190,21 @@ class FailureReports:
         if self.peers.is_shared:
             time.sleep(FORWARD_SECONDS)
 
-    def _find_positions(self, report: Report) -> list[StackPosition]:
-        """Where each rank is, if another may have kept this one waiting."""
+    def _find_positions(self, report: Report) -> tuple[list[StackPosition], str]:
+        """Where each rank is, and the same in words, if another may have kept this one waiting."""
         lifeline, error = self.peers.lifeline, report.error
         is_hang = isinstance(error, HANGS) or is_peer_loss(error)
         with contextlib.suppress(Exception):  # The report does without.
-            return lifeline.gather_stacks() if lifeline is not None and is_hang else []
-        return []
+            found = lifeline.gather_stacks() if lifeline is not None and is_hang else []
+            return found, describe(found)
+        return [], ""
 
     def _write_whole(self, positions: Sequence[StackPosition], text: str) -> None:
         """Write the whole report of where all ranks are, and say where it is."""
         if positions:
-            log = self.output.log
-            directory = log.parent if log is not None else self.run_directory
             names = (environment.NCCL_RAS_ADDRESS, environment.FLIGHT_RECORDS[0])
             nccl = (os.environ.get(name, "") for name in names)
-            path = HangReport(positions, *nccl).write(text, directory)
+            path = HangReport(positions, *nccl).write(text, self.directory)
             if path is not None:
                 self._print(f"  the whole report: {path}\n")
 

@@ -16,17 +16,16 @@ USER, PROCESSES = "user", "pid"
 USER_MAP = Path("/proc/self/uid_map")
 
 
-def find_walls(launcher: Launcher) -> frozenset[str]:
+def find_own_namespaces(launcher: Launcher) -> frozenset[str]:
     """The namespaces of this process in which the daemon is not: USER, PROCESSES, both or none.
 
     Behind PROCESSES other ranks are processes of the same numbers, or of none.
     """
     daemon = _find_daemon(launcher)
-    walls = set() if daemon else {PROCESSES}
-    # Slurm's daemon does not let users look, and is not in a user's namespace.
-    if _read_users() not in ([], [(0, 0, 2**32 - 1)]) and not _is_around(daemon):
-        walls.add(USER)
-    return frozenset(walls)
+    namespaces = set() if daemon else {PROCESSES}
+    if _read_users() not in ([], [(0, 0, 2**32 - 1)]) and not _shares_users(daemon):
+        namespaces.add(USER)
+    return frozenset(namespaces)
 
 
 def find_outer_user(user: int) -> int:
@@ -48,10 +47,16 @@ def _find_daemon(launcher: Launcher) -> int:
     return process
 
 
-def _is_around(process: int) -> bool:
+def _shares_users(process: int) -> bool:
     """Whether a process is in this one's user namespace."""
+    folder = Path("/proc", str(process))
     with contextlib.suppress(OSError):
-        return Path("/proc", str(process), "ns/user").samefile("/proc/self/ns/user")
+        try:
+            return (folder / "ns/user").samefile("/proc/self/ns/user")
+        except PermissionError:
+            # Slurm's daemon, which is root's. All of a node may be a container: as seen from here
+            # the map of another namespace differs.
+            return (folder / "uid_map").read_bytes() == USER_MAP.read_bytes()
     return False
 
 

@@ -65,7 +65,8 @@ def _read_item(item: str) -> Iterator[Host]:
     is_count = re.fullmatch(r"[1-9][0-9]{0,6}", count) if colon else True
     if not is_count or not names or not all(map(HOST.fullmatch, names)):
         raise ValueError(
-            f"expected a host, or HOST:N with N ranks from 1 on, found {item.strip()!r}"
+            f"expected a host, or HOST:N with N ranks from 1 on, with commas between hosts, found "
+            f"{item.strip()!r}"
         )
     yield from (Host(each, int(count) if count else None) for each in names)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from mpiddp import environment
 from mpiddp.errors import AloneError, LaunchError
 from mpiddp.launch.launcher import programs
-from mpiddp.launch.launcher.containers import USER, find_outer_user, find_walls
+from mpiddp.launch.launcher.containers import USER, find_outer_user, find_own_namespaces
 from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.launcher.launcher import Launcher, hosts_of_step
 from mpiddp.process import cpus
@@ -80,7 +80,7 @@ def check_user(version: str, launcher: Launcher) -> None:
     uses_pmix = offered & (_wanted_managers(version) or offered) == {"pmix"}
     inside = os.geteuid()
     outside = find_outer_user(inside)
-    if is_by_number and uses_pmix and outside != inside and USER in find_walls(launcher):
+    if is_by_number and uses_pmix and outside != inside and USER in find_own_namespaces(launcher):
         raise AloneError(
             f"this container shows user {outside} as user {inside}, and the PMIx of "
             f"{launcher.name} refuses other numbers: MPI_Init would wait for ever. Start the "
@@ -94,7 +94,7 @@ def check_memory(version: str, launcher: Launcher) -> None:
 
     It does so in any namespace of a rank's own, whatever its settings (2021.19).
     """
-    if version.startswith("Intel") and _has_neighbours(launcher) and find_walls(launcher):
+    if is_intel(version) and _has_neighbours(launcher) and find_own_namespaces(launcher):
         raise AloneError(
             "ranks of one host have a container each, and Intel MPI needs memory and processes "
             "that they share: start one rank on a host, or all ranks of a host in one container; "

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mpiddp import environment
-from mpiddp.launch.launcher.containers import PROCESSES, find_walls
+from mpiddp.launch.launcher.containers import PROCESSES, find_own_namespaces
 from mpiddp.launch.launcher.exported_variables import set_meanwhile
 from mpiddp.launch.launcher.hostnames import is_host
 from mpiddp.launch.launcher.launcher import Launcher, hosts_of_step
@@ -61,8 +61,8 @@ def told_interfaces(
         names = find_variables(version, library)
         chosen = choose_interfaces(hosts_of_step(), socket.gethostname()) if names else ()
         settings = {name: ",".join(chosen) for name in names if chosen}
-    if launcher is not None and (walls := find_walls(launcher)):
-        settings |= keep_apart(version, walls)
+    if launcher is not None and (namespaces := find_own_namespaces(launcher)):
+        settings |= keep_apart(version, namespaces)
     with set_meanwhile(settings):
         yield chosen
 
@@ -80,23 +80,27 @@ def stay_on_host(
         name = environment.OPEN_MPI_TRANSPORTS
         excluded = read_settings(library).get(name, "") or "^"
         if not os.environ.get(name) and excluded.startswith("^") and share_memory(ranks):
-            settings[name] = "^" + ",".join([*filter(None, excluded[1:].split(",")), *LISTENING])
+            settings[name] = _exclude(excluded, LISTENING)
     names = [*environment.OFI_INTERFACES, *_find_ucx(infiniband)]
     return settings | {name: LOOPBACK for name in names if not os.environ.get(name)}
 
 
-def keep_apart(version: str, walls: Collection[str]) -> dict[str, str]:
-    """Variables by which ranks of one host, with these walls between them, share no memory.
+def keep_apart(version: str, namespaces: Collection[str]) -> dict[str, str]:
+    """Variables by which ranks of one host, with these namespaces between them, share no memory.
 
     A list of what Open MPI is to use is left alone; one of what it is not to use grows longer.
     """
     if version.startswith("MPICH Version"):
         return {environment.MPICH_APART: "1"}
     excluded = os.environ.get(environment.OPEN_MPI_TRANSPORTS) or "^"
-    if version.startswith("Open MPI") and PROCESSES in walls and excluded.startswith("^"):
-        names = ",".join([*filter(None, excluded[1:].split(",")), *SHARING])
-        return {environment.OPEN_MPI_TRANSPORTS: f"^{names}"}
+    if version.startswith("Open MPI") and PROCESSES in namespaces and excluded.startswith("^"):
+        return {environment.OPEN_MPI_TRANSPORTS: _exclude(excluded, SHARING)}
     return {}
+
+
+def _exclude(excluded: str, names: Sequence[str]) -> str:
+    """A list of what Open MPI is not to use (``^tcp``), made longer."""
+    return "^" + ",".join([*filter(None, excluded[1:].split(",")), *names])
 
 
 def share_memory(ranks: int, parent: Path | None = None) -> bool:

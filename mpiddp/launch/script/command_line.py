@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -61,18 +62,17 @@ UNDERSCORED, UNDERSCORE = "--underscored", "_"
 MOST_WORDS = 900
 """Of a launcher's line. Intel MPI's mpiexec 2021.19 crashes if a program has 1,000."""
 
-NO_SCRIPT = "no SCRIPT given; python -m mpiddp --help shows what to type"
 USAGE = """\
 python -m mpiddp [OPTIONS] SCRIPT [ARGS…]
        python -m mpiddp [OPTIONS] -m MODULE [ARGS…]
        python -m mpiddp [OPTIONS] train [ITS OPTIONS…]
-       python -m mpiddp doctor [OPTIONS] [ITS OPTIONS…]
-       python -m mpiddp stacks [--full] [JOB|LOG-DIR]
-       python -m mpiddp plot RUN… [--output FILE]
-       python -m mpiddp checkpoints DIR
-       python -m mpiddp export RUN [--output FILE]
-       python -m mpiddp bench COMMAND [ITS OPTIONS…]
-       python -m mpiddp jobs DIR"""
+       python -m mpiddp doctor [OPTIONS] [ITS OPTIONS…]   what is wrong here
+       python -m mpiddp stacks [--full] [JOB|LOG-DIR]     where a job hangs
+       python -m mpiddp plot RUN… [--output FILE]         curves of runs
+       python -m mpiddp checkpoints DIR                   which are whole
+       python -m mpiddp export RUN [--output FILE]        plain weights
+       python -m mpiddp bench COMMAND [ITS OPTIONS…]      the laboratory
+       python -m mpiddp jobs DIR                          write job scripts"""
 DESCRIPTION = """\
 Run a script written for torchrun, unchanged, on several ranks that MPI starts:
 
@@ -81,8 +81,9 @@ Run a script written for torchrun, unchanged, on several ranks that MPI starts:
   srun --mpi=pmix python -m mpiddp script.py      (srun or mpirun starts the ranks)
 
 Options of mpiddp stand before the script. What stands after it goes to the script, options of the
-same names included. train and doctor have options of their own, which stand after the word. Without
-an option of the first group, and outside of a scheduler's job, there is one rank."""
+same names included. train and doctor have options of their own, which stand after the word; doctor
+takes those of the first group there, too. Without an option of the first group, and outside of a
+scheduler's job, there is one rank."""
 READER = Reader(
     program="python -m mpiddp",
     description=DESCRIPTION,
@@ -137,10 +138,31 @@ class CommandLine:
             if name not in RANKS:
                 READER.refuse(name, "; options of the script come after the script; python -m "
                               "mpiddp --help shows those of mpiddp")  # fmt: skip
+        if slip := self._explain_slip():
+            raise ConfigurationError(slip)
         if self.own_program is not None and self.ranks and HELP.isdisjoint(self.ranks):
             raise ConfigurationError(
                 f"{self.ranks[0]} belongs after {self.rest[0]}, whose option it is"
             )
+
+    def describe_no_script(self) -> str:
+        """That there is nothing to run, and which option has taken a script for its value."""
+        taken = [
+            f": {value} was taken for the value of {name}"
+            for name, value in (*self.front, *_pair(self.ranks))
+            if value and value.endswith(".py")
+        ]
+        return f"no SCRIPT given{''.join(taken[:1])}; python -m mpiddp --help shows what to type"
+
+    def _explain_slip(self) -> str | None:
+        """What to type if the word in the script's place is the rest of an option's value."""
+        script = self.rest[0] if self.rest and self.module is None else ""
+        if self.ranks[-1:] == ("--site-defaults",) and script.endswith(".toml"):
+            return f"{script} stands where the script does: type --site-defaults={script}"
+        hosts = dict(self.front).get("--hosts")
+        if hosts and re.fullmatch(r"[\w.\[\]-]+:[0-9]+", script):
+            return f"{script} stands where the script does: type --hosts {hosts},{script}"
+        return None
 
     def find_misplaced(self) -> str | None:
         """An option of the front's among the script's arguments, where only one of these is meant.

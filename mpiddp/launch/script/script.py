@@ -27,7 +27,6 @@ from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.options import Options
 from mpiddp.launch.script import silence
 from mpiddp.launch.script.command_line import (
-    NO_SCRIPT,
     OWN_OPTIONS,
     describe_missing,
     read_ranks,
@@ -53,11 +52,12 @@ def parse(
     options = read_ranks(line, show_help=show_help)
     if line.front:
         raise ConfigurationError(
-            f"{line.front[0][0]} starts ranks, and this process is one, which a launcher has "
-            "started: give it to the launcher, or leave the launcher out"
+            f"{line.front[0][0]} is for what starts ranks, and this process is one, which a "
+            "launcher such as srun has started: type python -m mpiddp without the launcher, or "
+            "use the launcher's own option, if it has one"
         )
     if line.module is None and not line.rest:
-        raise ConfigurationError(NO_SCRIPT)
+        raise ConfigurationError(line.describe_no_script())
     return options, line.module, list(line.rest)
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mpiddp.process.descendants import list_children
+
 FILE = "mpiddp-stacks"
 """The name of its file, as /proc shows it."""
 SIGNAL = int(signal.SIGRTMAX) - 1
@@ -200,8 +202,8 @@ class StackReader:
     def list_children(self) -> list[int]:
         """The processes that this one has started, such as data workers, and those that they
         have: a server may fork workers."""
-        found = _list_children(self._process)
-        return found + [each for child in found for each in _list_children(child)]
+        found = sorted(list_children(self._process))
+        return found + [each for child in found for each in sorted(list_children(child))]
 
     def open_child(self, process: int) -> StackReader | None:
         """For a child that writes to the same file, as forks of this process do.
@@ -221,14 +223,6 @@ class StackReader:
             return {}
         rows = (line.partition(":") for line in text.splitlines())
         return {name: value.strip() for name, _, value in rows}
-
-
-def _list_children(process: int) -> list[int]:
-    found: list[int] = []
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError, ValueError):
-            found += map(int, path.read_text().split())
-    return sorted(found)
 
 
 def _signal_main_thread(process: int) -> None:

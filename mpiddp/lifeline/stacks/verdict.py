@@ -113,7 +113,7 @@ def _find_groups(positions: Sequence[StackPosition]) -> list[_Group]:
     calls: dict[Key, dict[int, dict[int, RecordedCall]]] = defaultdict(dict)
     for position in positions:
         for call in (each for each in position.record or () if not each.is_message):
-            members[call.key].update(call.members or everybody)
+            members[call.key].update(call.members or everybody, [position.rank])
             calls[call.key].setdefault(position.rank, {})[call.number] = call
     return [
         _Group({rank: everybody[rank] for rank in sorted(each & everybody.keys())}, calls[key])

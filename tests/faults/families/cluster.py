@@ -36,7 +36,6 @@ class Job:
     identity: str
 
     def records(self) -> list[str]:
-        """What Slurm says of it, or of each of its tasks."""
         return self.cluster.records(self.identity)
 
     def wait(self) -> None:
@@ -238,7 +237,6 @@ def break_node(choice: Mapping[str, Any], cluster: slurm.Cluster, job: Job) -> N
 
 
 def find_on_node(node: str, job: Job) -> list[int]:
-    """Ranks of the job, and their companions, on a node."""
     found = []
     for entry in os.listdir("/proc"):
         environment = launchers.environ_of(entry) if entry.isdigit() else {}

@@ -14,13 +14,12 @@ from typing import Any
 
 import launchers
 from attempts import Family, Finding
-from laboratory import PARTIAL, Laboratory, Training, find_resumed, make_signal
+from laboratory import PARTIAL, SAVING, Laboratory, Training, find_resumed, make_signal
 
 WAYS = ("one rank", "all ranks", "spread", "twice", "save", "evaluation", "start-up")
 PREEMPTED = 75
 AT_THE_END = ("--save-every", "1000epochs")
 """So that there is no other checkpoint than the one that is asked for."""
-SAVING = ("--save-every", "20steps")
 PAUSE = 0.01
 MODULES = 5
 """Of the model, each of which an evaluation calls. In the last evaluation a signal is too late."""

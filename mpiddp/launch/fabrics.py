@@ -1,4 +1,4 @@
-"""Which fabric and accelerators this node has, and what their users ought to set: one table.
+"""Which fabric this node has, and what its users ought to set: one table.
 
 The table is ``fabrics.toml``, beside this file. A site's own file has the same form, and stands
 before it. Nothing here imports torch or starts a program.
@@ -15,31 +15,20 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.device.vendors import ROOT, VENDORS
 from mpiddp.launch.network.infiniband import has_active_port
 from mpiddp.launch.network.interface_rule import find_nccl_setting
 from mpiddp.options import toml
 from mpiddp.options.checks import did_you_mean, quote
 
 OWN = Path(__file__).with_suffix(".toml")
-OPTION = "site_defaults"
+OPTION = "--site-defaults"
 """The option that names a site's file."""
 TABLE, NOTHING = "table", "none"
 """In place of a site's file."""
-ROOT = Path("/")
 LIBRARY_FOLDERS = ("usr/lib", "usr/lib64", "usr/local/lib", "usr/lib/*-linux-gnu")
 CACHE = "etc/ld.so.cache"
 """Names of the libraries that the loader finds without LD_LIBRARY_PATH, each ending in a NUL."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vendor:
-    """Of accelerators."""
-
-    name: str
-    devices: tuple[str, ...]
-    """Patterns of files, from the root of the file system."""
-    content: str = ""
-    """What one of the files must hold; empty: it must be there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +37,13 @@ class Fabric:
 
     name: str
     devices: tuple[str, ...]
-    """Patterns of the devices' files. Of InfiniBand's kind, one needs an active port."""
+    """Patterns of the devices' files, from the root of the file system. Of InfiniBand's kind, one
+    needs an active port."""
     driver: str = ""
     """Pattern of the name of a device's driver; empty for any."""
     link_layer: str = ""
     """What a port must say of itself; empty for anything."""
-    is_alone: bool = False
+    is_fallback: bool = False
     """Whether it counts only if the rows before have no device."""
 
 
@@ -63,6 +53,7 @@ class Plugin:
 
     fabrics: tuple[str, ...]
     vendors: tuple[str, ...]
+    """Names of `mpiddp.launch.device.vendors.VENDORS`."""
     files: tuple[str, ...]
     """Names of the library, one of which must be found."""
     advice: str = ""
@@ -81,17 +72,17 @@ class Setting:
     fabrics: tuple[str, ...] = ()
     """On one of these; empty: on any, and on none."""
     vendors: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    with_variables: tuple[str, ...] = ()
     """Only if one of these variables is set, or, of NAME=PATTERN, to such a value."""
-    file: str = ""
-    content: str = ""
-    """Only if a file that ``file`` describes holds this."""
-    unless: str = ""
+    with_file: str = ""
+    with_content: str = ""
+    """Only if a file of the pattern ``with_file`` holds this; empty: if it is there."""
+    without_file: str = ""
     """Pattern of a file that must not be there."""
     needs_plugin: bool = False
     needs_nodes: bool = False
     """Whether it is for jobs of several nodes."""
-    is_early: bool = False
+    is_for_launcher: bool = False
     """Whether the launcher reads it, so that it is too late in a rank."""
     why: str = ""
     source: str = ""
@@ -120,7 +111,6 @@ class BadVersion:
 class FabricTable:
     """What a file says."""
 
-    vendors: tuple[Vendor, ...] = ()
     fabrics: tuple[Fabric, ...] = ()
     plugins: tuple[Plugin, ...] = ()
     settings: tuple[Setting, ...] = ()
@@ -128,7 +118,6 @@ class FabricTable:
 
 
 KINDS: Mapping[str, type[Any]] = {
-    "vendors": Vendor,
     "fabrics": Fabric,
     "plugins": Plugin,
     "settings": Setting,
@@ -163,25 +152,25 @@ class NodeFabrics:
 
 
 @dataclass(frozen=True)
-class Lack:
+class FabricProblem:
     """What is wrong on a node: what was found, and what to do."""
 
     found: str
     advice: str
 
 
-def read_table(site: str | None = None) -> FabricTable:
-    """The rows of a site's file, and then those of the table.
+def read_table(site: str | None = None, what: str = OPTION) -> FabricTable:
+    """The rows of a site's file, which ``what`` names, and then those of the table.
 
     Raises ConfigurationError, with the file, the field and what was expected.
     """
     own = toml.read_rows(OWN, KINDS, OPTION)
     if not site:
         return FabricTable(**own)
-    rows = toml.read_rows(Path(site), KINDS, OPTION)
+    rows = toml.read_rows(Path(site), KINDS, what)
     table = FabricTable(**{name: rows.get(name, ()) + own[name] for name in KINDS})
-    for name in ("fabrics", "vendors"):
-        known = {each.name for each in getattr(table, name)}
+    for name, named in (("fabrics", table.fabrics), ("vendors", VENDORS)):
+        known = {each.name for each in named}
         for kind in ("plugins", "settings"):
             for place, row in enumerate(rows.get(kind, ())):
                 _check_names(f"{site}: {kind}[{place}].{name}", getattr(row, name), known)
@@ -202,31 +191,17 @@ def find_fabrics(
 ) -> NodeFabrics:
     """Look at this node."""
     fabrics = _find_fabrics(table.fabrics, root)
-    vendors = tuple(
-        dict.fromkeys(
-            each.name
-            for each in table.vendors
-            if any(_holds(root, pattern, each.content) for pattern in each.devices)
-        )
-    )
-    plugin = next(
-        (
-            each
-            for each in table.plugins
-            if not set(each.fabrics).isdisjoint(fabrics)
-            and not set(each.vendors).isdisjoint(vendors)
-        ),
-        None,
-    )
+    vendors = tuple(vendor.name for vendor in VENDORS if vendor.list_gpus(root))
+    plugin = next((each for each in table.plugins if _fits_node(each, fabrics, vendors)), None)
     library = find_library(plugin.files, variables, root) if plugin is not None else None
     settings: dict[str, Setting] = {}
     for each in table.settings:
+        wanted = each.with_variables
         fits = (
-            _is_among(each.fabrics, fabrics)
-            and _is_among(each.vendors, vendors)
-            and (not each.beside or any(_is_set(name, variables) for name in each.beside))
-            and (not each.file or _holds(root, each.file, each.content))
-            and (not each.unless or not any(root.glob(each.unless)))
+            _fits_node(each, fabrics, vendors)
+            and (not wanted or any(_is_set(name, variables) for name in wanted))
+            and (not each.with_file or _holds(root, each.with_file, each.with_content))
+            and (not each.without_file or not any(root.glob(each.without_file)))
             and (not each.needs_plugin or library is not None)
         )
         if fits:
@@ -240,8 +215,9 @@ def _is_set(text: str, variables: Mapping[str, str]) -> bool:
     return bool(value) and fnmatchcase(value or "", pattern or "*")
 
 
-def _is_among(wanted: Sequence[str], found: Sequence[str] | Mapping[str, object]) -> bool:
-    return not wanted or not set(wanted).isdisjoint(found)
+def _fits_node(row: Plugin | Setting, fabrics: Collection[str], vendors: Collection[str]) -> bool:
+    wanted = ((row.fabrics, fabrics), (row.vendors, vendors))
+    return all(not names or not set(names).isdisjoint(found) for names, found in wanted)
 
 
 def _find_fabrics(rows: Sequence[Fabric], root: Path) -> dict[str, tuple[str, ...]]:
@@ -249,7 +225,7 @@ def _find_fabrics(rows: Sequence[Fabric], root: Path) -> dict[str, tuple[str, ..
     found: dict[str, list[str]] = {}
     taken: set[Path] = set()
     for row in rows:
-        if row.is_alone and taken:
+        if row.is_fallback and taken:
             continue
         for path in sorted(path for pattern in row.devices for path in root.glob(pattern)):
             if path not in taken and _fits(path, row):
@@ -325,9 +301,8 @@ class SiteDefaults:
     def describe(self, *, has_nodes: bool) -> str:
         """``Slingshot (cxi0), NVIDIA: NCCL_CROSS_NIC=1 …``; ``has_nodes``: whether several."""
         chosen = {**self.everywhere, **(self.between_nodes if has_nodes else {})}
-        words = " ".join(f"{name}={_quote(value)}" for name, value in chosen.items())
         file = f", {self.file}" if self.file else ""
-        return f"{self.node.name}{file}: {words or 'nothing to set'}"
+        return f"{self.node.name}{file}: {_format(chosen) or 'nothing to set'}"
 
 
 def find_site_defaults(
@@ -337,12 +312,12 @@ def find_site_defaults(
 
     Raises ConfigurationError for a site's file that cannot be used.
     """
-    file = variables.get(environment.SITE, "")
+    file, what = variables.get(environment.SITE, ""), environment.SITE
     if option == NOTHING or not (option or file):
         return None
     if option not in ("", TABLE):
-        file = option
-    node = find_fabrics(read_table(file), variables, root)
+        file, what = option, OPTION
+    node = find_fabrics(read_table(file, what), variables, root)
     return SiteDefaults(
         node,
         file,
@@ -362,38 +337,40 @@ def choose_variables(
         each.variable: each.value.replace("{library}", str(node.library))
         for each in node.settings
         if each.value is not None
-        and not each.is_early
+        and not each.is_for_launcher
         and each.needs_nodes is between_nodes
         and _find_value(each.variable, variables) is None
     }
 
 
-def find_lacks(
+def find_problems(
     node: NodeFabrics, variables: Mapping[str, str] = os.environ, *, has_nodes: bool = True
-) -> Iterator[Lack]:
+) -> Iterator[FabricProblem]:
     """What the table misses on this node. ``has_nodes``: whether the job has several."""
     plugin = node.plugin
     if plugin is not None and node.library is None:
-        yield Lack(f"{plugin.files[0]} is nowhere in LD_LIBRARY_PATH", plugin.advice)
+        yield FabricProblem(f"{plugin.files[0]} is nowhere in LD_LIBRARY_PATH", plugin.advice)
     for each in node.settings:
         value = _find_value(each.variable, variables)
         if value is not None and any(fnmatchcase(value.lower(), bad) for bad in each.wrong):
-            right = f"set {each.variable}={_quote(each.value)}" if each.value else ""
-            yield Lack(f"{each.variable}={value}: {each.why}", right or f"unset {each.variable}")
-        elif value is None and each.is_early:
+            right = f"set {_format({each.variable: each.value})}" if each.value else ""
+            found = f"{each.variable}={value}: {each.why}"
+            yield FabricProblem(found, right or f"unset {each.variable}")
+        elif value is None and each.is_for_launcher:
             right = f"{each.variable}={each.value}"
-            yield Lack(f"{right} is not set: {each.why}", f"export {right} before the launch")
+            found = f"{right} is not set: {each.why}"
+            yield FabricProblem(found, f"export {right} before the launch")
     chosen = choose_variables(node, variables)
     if has_nodes:
         chosen |= choose_variables(node, variables, between_nodes=True)
     if chosen:
-        words = " ".join(f"{name}={_quote(value)}" for name, value in chosen.items())
-        yield Lack(f"not set: {words}", "--site-defaults sets that in the ranks")
+        yield FabricProblem(f"not set: {_format(chosen)}", "--site-defaults sets that in the ranks")
 
 
-def _quote(value: str) -> str:
-    """As in a shell."""
-    return f'"{value}"' if " " in value else value
+def _format(variables: Mapping[str, str]) -> str:
+    """``NAME=VALUE OTHER="TWO WORDS"``."""
+    pairs = ((name, f'"{value}"' if " " in value else value) for name, value in variables.items())
+    return " ".join(f"{name}={value}" for name, value in pairs)
 
 
 def _find_value(name: str, variables: Mapping[str, str]) -> str | None:

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.doctor.examiner.findings import Finding, passed, warned
-from mpiddp.launch.launcher import leftovers
+from mpiddp.launch.launcher.leftovers import find
 from mpiddp.process.descendants import has_variable
 from mpiddp.process.rank_process import read_stat
 from mpiddp.wording import describe_size
 
-REMAINS = "left behind"
-STARTED = (environment.ATTEMPT_TOKEN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+LEFTOVERS = "left behind"
+STARTED = (environment.ATTEMPT_TOKEN, *environment.MANAGER_HINTS)
 """Variables of processes that belong to a job."""
 BESIDE = ("mpiddp.lifeline", "mpiddp/process/")
 """In the command of what mpiddp starts beside ranks: it has no parent, and ends with them."""
 REAPERS = ("init", "systemd")
 """What takes processes whose parents have gone, besides process 1."""
+LAUNCHERS = re.compile(r"mpiddp|mpirun|mpiexec|hydra|(prte|orte)run|(prte|orte)d\b|srun")
+"""In the command of process 1 of a container: its children are those of a job that runs."""
 SHOWN = 4
 """Processes and files that a line names."""
 
 
 @dataclass(frozen=True)
-class Remains:
+class Leftovers:
     """Of this user, on one node."""
 
     processes: tuple[int, ...] = ()
@@ -38,10 +41,10 @@ class Remains:
     """Of the files, in bytes."""
 
 
-def find_remains() -> Remains:
+def find_leftovers() -> Leftovers:
     """Look at this node."""
-    files = tuple(sorted(leftovers.find()))
-    return Remains(tuple(sorted(_find_orphans())), files, sum(map(_measure, files)))
+    files = tuple(sorted(find()))
+    return Leftovers(tuple(sorted(_find_orphans())), files, sum(map(_measure, files)))
 
 
 def _find_orphans() -> list[int]:
@@ -55,15 +58,20 @@ def _find_orphans() -> list[int]:
             ):
                 continue
             stat = read_stat(name)
-            command = Path("/proc", name, "cmdline").read_text(errors="replace")
-            is_beside = any(word in command for word in BESIDE)
+            is_beside = any(word in _read_command(name) for word in BESIDE)
             if stat[0] not in "ZX" and not is_beside and _has_lost_parent(int(stat[1])):
                 found.append(int(name))
     return found
 
 
 def _has_lost_parent(parent: int) -> bool:
-    return parent == 1 or Path("/proc", str(parent), "comm").read_text().strip() in REAPERS
+    if parent == 1:
+        return not LAUNCHERS.search(_read_command("1"))
+    return Path("/proc", str(parent), "comm").read_text().strip() in REAPERS
+
+
+def _read_command(process: str) -> str:
+    return Path("/proc", process, "cmdline").read_text(errors="replace")
 
 
 def _measure(path: str) -> int:
@@ -73,10 +81,10 @@ def _measure(path: str) -> int:
     return 0
 
 
-def judge_remains(remains: Remains) -> Finding:
-    processes, files = remains.processes, remains.files
+def judge_leftovers(found: Leftovers) -> Finding:
+    processes, files = found.processes, found.files
     if not processes and not files:
-        return passed(REMAINS, "no processes, shared memory or session directories of earlier jobs")
+        return passed(LEFTOVERS, "no processes, shared memory or directories of earlier jobs")
     parts, advice = [], []
     if processes:
         noun = "process" if len(processes) == 1 else "processes"
@@ -84,11 +92,11 @@ def judge_remains(remains: Remains) -> Finding:
         advice.append(f"kill {' '.join(map(str, processes[:SHOWN]))}")
     if files:
         noun = "file or directory" if len(files) == 1 else "files and directories"
-        parts.append(f"{len(files)} {noun} of a killed MPI ({describe_size(remains.size)})")
+        parts.append(f"{len(files)} {noun} of a killed MPI ({describe_size(found.size)})")
         advice.append(f"rm -r {shlex.join(files[:SHOWN])}")
     rest = any(len(each) > SHOWN for each in (processes, files))
     return warned(
-        REMAINS,
+        LEFTOVERS,
         " and ".join(parts),
         f"If nothing of yours needs them: {'; '.join(advice)}{', and so on' if rest else ''}",
     )
