@@ -165,8 +165,9 @@ class Launch:
         """Those for standard output and error; None for those that srun opens, or that stay."""
         if files is None or self.kind is SRUN:
             return None, None
-        output = stack.enter_context(open(files.output, "ab"))
-        return output, stack.enter_context(open(files.error, "ab"))
+        paths = (files.output, files.error)
+        output, error = (stack.enter_context(open(path, "ab")) for path in paths)  # noqa: SIM115
+        return output, error
 
     def _describe(self, variables: Mapping[str, str]) -> Watched:
         is_srun = self.kind is SRUN

@@ -266,8 +266,10 @@ def test_a_planted_culprit_is_named(kind, who, launcher, tmp_path, request):
 
 
 @pytest.mark.mpi
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "is_shown"), [("crashes", True), ("outlives", False)])
+@pytest.mark.parametrize(
+    ("kind", "is_shown"),
+    [pytest.param("crashes", True, marks=pytest.mark.long), ("outlives", False)],
+)
 def test_a_crash_is_shown_with_its_place_and_a_forked_childs_is_not(kind, is_shown, tmp_path):
     words = ["-m", "mpiddp", "--log-dir", "logs", launchers.PROGRAMS / "hanging.py"]
     result = launchers.run("openmpi", 3, [*words, kind, "ddp"], cwd=tmp_path)
