@@ -99,7 +99,7 @@ use_environment() {
 # The front's options with a value, and those without (mpiddp/launch/script/front_options.py).
 VALUED=(-n --nodes --ranks-per-node --launcher --launcher-options --restarts --restart-window
     --min-nodes --job-log --python --hosts --hostfile)
-SINGLE=(--dry-run --requeue --version)
+SINGLE=(--dry-run --preflight --requeue --version)
 FRONT=()
 
 take_front_options() {

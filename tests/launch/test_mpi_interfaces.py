@@ -230,7 +230,7 @@ ctypes.CDLL(None).unshare(CLONE_NEWUSER)
 input("in it\\n")
 daemon = subprocess.Popen("cat", stdin=subprocess.PIPE)
 os.setuid(1)
-print([containers._is_around(each) for each in (daemon.pid, os.getppid())], flush=True)
+print([containers._shares_users(each) for each in (daemon.pid, os.getppid())], flush=True)
 """
 
 
