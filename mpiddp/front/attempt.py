@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -116,7 +116,7 @@ class Launch:
         with contextlib.ExitStack() as stack:
             self._guard = guard = stack.enter_context(Guard(self._describe(variables)))
             offered = offer(stack, partial(_prepare_copy, os.getpid())) if offers_input else ""
-            output, error = self._open_files(stack, files)
+            output, error = stack.enter_context(self._open_files(files))
             self._directory = variables.get(environment.JOB_DIRECTORY, "")
             self._began, self._passed = time.monotonic(), None
             try:
@@ -159,15 +159,14 @@ class Launch:
         said, passed = reader.find(), self._passed
         return Exit(status, said, self.signal, was_killed=was_killed, preemption=passed)
 
-    def _open_files(
-        self, stack: contextlib.ExitStack, files: Files | None
-    ) -> tuple[IO[bytes] | None, IO[bytes] | None]:
+    @contextlib.contextmanager
+    def _open_files(self, files: Files | None) -> Iterator[tuple[IO[bytes] | None, ...]]:
         """Those for standard output and error; None for those that srun opens, or that stay."""
         if files is None or self.kind is SRUN:
-            return None, None
-        paths = (files.output, files.error)
-        output, error = (stack.enter_context(open(path, "ab")) for path in paths)  # noqa: SIM115
-        return output, error
+            yield None, None
+            return
+        with open(files.output, "ab") as output, open(files.error, "ab") as error:
+            yield output, error
 
     def _describe(self, variables: Mapping[str, str]) -> Watched:
         is_srun = self.kind is SRUN

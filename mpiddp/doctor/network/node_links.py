@@ -145,7 +145,7 @@ class LinkServer:
         return self._streams[-1].serve
 
     def forget(self) -> None:
-        """Count anew."""
+        """Drop the counts of earlier streams."""
         self._streams = []
 
     def rate(self) -> float | None:
