@@ -141,11 +141,14 @@ def list_ranges(session: Any) -> list[tuple[str, bool]]:
 
 
 def talk_in_two_threads(session: Any) -> list[float]:
-    """The first messages of a group, one in each thread."""
+    """The first messages of a group, one in each thread, and how many backends they opened."""
     _, ours = sides = make_sides()
     open_gloo = gloo_calls.open_gloo
 
+    opened: list[None] = []
+
     def open_slowly(*values: Any) -> Any:
+        opened.append(None)
         time.sleep(0.3)
         return open_gloo(*values)
 
@@ -160,7 +163,7 @@ def talk_in_two_threads(session: Any) -> list[float]:
     with mock.patch.object(gloo_calls, "open_gloo", open_slowly), ThreadPoolExecutor(2) as pool:
         found = list(pool.map(talk, range(2)))
     close_sides(*sides)
-    return found
+    return [*found, len(opened)]
 
 
 def come_late(session: Any) -> tuple[str, float]:
