@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -63,12 +64,17 @@ def answer(
     arguments: tuple[Any, ...],
     folder: Path,
     variables: Mapping[str, str],
+    test: str,
 ) -> Any:
     """What ``function(session, *arguments)`` returns.
 
     ``folder`` is the working directory meanwhile, and ``variables`` are added to the environment.
     """
     session = mpiddp.init()
+    # Under coverage, lines belong to the test that calls (``tests/support/mutants.py``).
+    coverage = sys.modules.get("coverage")
+    if coverage is not None and (current := coverage.Coverage.current()) is not None:
+        current.switch_context(test)
     with _restored(session), warnings.catch_warnings():
         warnings.simplefilter("error")
         os.chdir(folder)

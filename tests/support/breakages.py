@@ -79,7 +79,7 @@ class Copy:
         if broken:
             self.write(path, whole.replace(entry.old, entry.new))
         try:
-            code, said = self.test(entry.tests)
+            code, (said, *_) = self.test(entry.tests)
         finally:
             self.write(path, whole)
         verdict = f"ERROR, no test failed (exit code {code}): {said}"
@@ -97,14 +97,18 @@ class Copy:
         self.changed += 1
         os.utime(path, (self.changed, self.changed))
 
-    def test(self, tests: tuple[str, ...]) -> tuple[int, str]:
-        """Pytest's exit code, negative past the deadline, and what failed or was said last."""
+    def test(self, tests: tuple[str, ...], *, whole: bool = False) -> tuple[int, list[str]]:
+        """Pytest's exit code, negative past the deadline, and what failed or was said last.
+
+        It stops at the first test that fails, unless the ``whole`` run is asked for.
+        """
         path = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
         own = {"PYTHONPATH": path, "TMPDIR": str(self.temporary), MARK: str(self.root)}
         # Not a pipe, which a process that is left behind would keep open.
         with (self.temporary / "output").open("w+", errors="replace") as output:
             process = subprocess.Popen(
-                [sys.executable, *PYTEST, "-x", *tests], cwd=self.root, env={**os.environ, **own},
+                [sys.executable, *PYTEST, *([] if whole else ["-x"]), *tests],
+                cwd=self.root, env={**os.environ, **own},
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
             try:
@@ -117,9 +121,9 @@ class Copy:
             self.end()
             output.seek(0)
             text = output.read().strip()
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", text, re.MULTILINE)
-        code = 1 if failed is not None and code < 0 else code  # Ranks of its did not end in time.
-        return code, failed[1] if failed else text.rpartition("\n")[2]
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", text, re.MULTILINE)
+        code = 1 if failed and code < 0 else code  # Ranks of its did not end in time.
+        return code, failed or [text.rpartition("\n")[2]]
 
     def end(self) -> None:
         """Kill what a run has left behind."""

@@ -6,7 +6,8 @@ A mutant is one change of a comparison, an operator, a constant or a condition, 
 deleted, or two arguments that are swapped. First the tests run once under coverage, in all their
 processes. Then each mutant runs in a copy against the tests that cover its line, the quickest
 first. `equivalents.toml` lists mutants that change nothing, with the reason. The exit code is 1 if
-fewer than --least of the others are killed.
+fewer than --least of the others are killed. With --whole each runs against all of them, and the
+tests that kill nothing that another does not are listed.
 """
 
 from __future__ import annotations
@@ -215,6 +216,8 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
 
     @functools.cache
     def list_tests(context: str) -> set[str]:
+        # A pool's rank has the context of its start, and that of the call.
+        context = context.rpartition("|")[2]
         test = context.removesuffix(" (call)").removesuffix(" (setup)")
         # A rank that several tests share began with the first of them.
         return near[test.partition("::")[0]] if test != context else {test} & seconds.keys()
@@ -238,26 +241,41 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     )
 
 
-def run(copy: Copy, mutant: Mutant, tests: list[str]) -> str:
-    """The test that kills it; empty if none does."""
+def run(copy: Copy, mutant: Mutant, tests: list[str], *, whole: bool) -> list[str]:
+    """The test that kills it, or all of them; empty if none does."""
     path = copy.root / mutant.file
-    whole = path.read_bytes()
-    changed = whole[: mutant.begin] + mutant.new.encode() + whole[mutant.end :]
+    content = path.read_bytes()
+    changed = content[: mutant.begin] + mutant.new.encode() + content[mutant.end :]
     copy.write(path, changed.decode())
-    tests = tests[:MOST_TESTS]
+    tests = tests if whole else tests[:MOST_TESTS]
     try:
-        code, said = copy.test(tuple(tests))
+        code, said = copy.test(tuple(tests), whole=whole)
         if code == pytest.ExitCode.USAGE_ERROR:
             # Their file cannot be imported any more, or a table of cases has other names.
-            code, said = copy.test(tuple(dict.fromkeys(each.partition("::")[0] for each in tests)))
+            files = tuple(dict.fromkeys(each.partition("::")[0] for each in tests))
+            code, said = copy.test(files, whole=whole)
     finally:
-        copy.write(path, whole.decode())
-    return said if code else ""
+        copy.write(path, content.decode())
+    return said if code else []
+
+
+def list_idle(killed: list[set[str]], tests: set[str]) -> list[str]:
+    """The tests without which each mutant is still killed; of two that do the same, one."""
+    needed: set[str] = set()
+    for killers in sorted(killed, key=len):
+        if not killers & needed:
+            needed.add(max(sorted(killers), key=lambda each: sum(each in own for own in killed)))
+    return sorted(tests - needed)
+
+
+def _name_function(test: str) -> str:
+    return test.partition("[")[0].partition("@")[0]
 
 
 def draw(folder: str, count: int, seed: int) -> list[Mutant]:
-    """So many mutants of the folder's modules, or all that there are."""
-    files = sorted((launchers.ROOT / folder).rglob("*.py"))
+    """So many mutants of the file, or of the folder's modules, or all that there are."""
+    place = launchers.ROOT / folder
+    files = [place] if place.is_file() else sorted(place.rglob("*.py"))
     known = {
         (file, row["old"], row["new"])
         for file, rows in tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8")).items()
@@ -282,12 +300,13 @@ def _show(mutant: Mutant) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Mutate lines, and see whether tests notice it.")
-    parser.add_argument("folder", help="such as mpiddp/schedules")
+    parser.add_argument("folder", help="or a file, such as mpiddp/schedules")
     parser.add_argument("--tests", nargs="+", help="default: the folder's below tests/")
     parser.add_argument("--count", type=int, default=150, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies side by side")
     parser.add_argument("--least", type=float, default=0.85, metavar="SHARE")
+    parser.add_argument("--whole", action="store_true", help="which tests kill nothing alone?")
     parser.add_argument("--covered", help=argparse.SUPPRESS)
     options = parser.parse_args()
     tests = options.tests or ["tests/" + options.folder.rstrip("/").partition("/")[2]]
@@ -302,25 +321,28 @@ def main() -> int:
         for copy in copies:
             free.put(copy)
 
-        def try_one(mutant: Mutant) -> str | None:
+        def try_one(mutant: Mutant) -> list[str] | None:
             near = covered.find(mutant)
             copy = free.get()
             try:
-                killer = run(copy, mutant, near) if near else None
+                killers = run(copy, mutant, near, whole=options.whole) if near else None
             finally:
                 free.put(copy)
-            verdict = "NOT COVERED" if killer is None else killer and f"killed by {killer}"
-            print(f"{mutant}: {verdict or 'SURVIVED'}", flush=True)
-            return killer
+            verdict = f"killed by {', '.join(killers[:3])}" if killers else "SURVIVED"
+            print(f"{mutant}: {'NOT COVERED' if killers is None else verdict}", flush=True)
+            return killers
 
         with ThreadPoolExecutor(options.jobs) as pool:
-            killers = list(pool.map(try_one, mutants))
-    killed = list(filter(None, killers))
-    for test, count in Counter(each.split("[")[0] for each in killed).most_common(20):
+            found = list(pool.map(try_one, mutants))
+    killed = [set(map(_name_function, each)) for each in found if each]
+    for test, count in Counter(each for own in killed for each in own).most_common(20):
         print(f"{count:4} {test}")
-    share = len(killed) / len(killers) if killers else 1.0
-    print(f"{options.folder}: {len(killed)} of {len(killers)} killed ({share:.0%}), "
-          f"{killers.count(None)} not covered, {killers.count('')} survived")  # fmt: skip
+    if options.whole:
+        names = {_name_function(each) for own in covered.by_file.values() for each in own}
+        print("kill nothing that another does not:", *list_idle(killed, names), sep="\n     ")
+    share = len(killed) / len(found) if found else 1.0
+    print(f"{options.folder}: {len(killed)} of {len(found)} killed ({share:.0%}), "
+          f"{found.count(None)} not covered, {found.count([])} survived")  # fmt: skip
     return int(share < options.least)
 
 

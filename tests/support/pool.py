@@ -123,8 +123,9 @@ class Pool:
         for texts in self._printed.values():
             texts[:] = [""] * len(texts)
         limited = self._ranks.within(timeout)
+        test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         try:
-            values = limited.run(answer, function, arguments, cwd or self._folder, env or {})
+            values = limited.run(answer, function, arguments, cwd or self._folder, env or {}, test)
         except BaseException:
             with contextlib.suppress(AssertionError, MpiddpError):
                 self.close()
