@@ -87,6 +87,9 @@ def test_a_signal_between_two_launchers_goes_to_the_second_alone(launch, monkeyp
 
 
 def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monkeypatch):
+    monkeypatch.setattr(attempt, "copy_messages", lambda *_: signal.raise_signal(signal.SIGUSR2))
+    assert launch.run(["sleep", str(SECONDS)], os.environ, None).preemption == signal.SIGUSR2
+
     def be_preempted(_, process, show):
         # The front has not noticed yet that it has ended.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -97,8 +100,6 @@ def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monke
     assert (found.status, found.preemption, launch.preemption) == (0, None, signal.SIGUSR1)
     # This one gets it.
     assert launch.run(["sleep", str(SECONDS)], os.environ, None).status == 128 + signal.SIGUSR1
-    monkeypatch.setattr(attempt, "copy_messages", lambda *_: signal.raise_signal(signal.SIGUSR2))
-    assert launch.run(["sleep", str(SECONDS)], os.environ, None).preemption == signal.SIGUSR2
 
 
 def test_ctrl_c_before_the_ranks_have_met_is_no_interrupt_of_python(launch, monkeypatch, tmp_path):
