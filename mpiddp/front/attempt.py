@@ -100,6 +100,14 @@ class Launch:
                 signal.signal(number, self._take)
         signal.signal(signal.SIGALRM, self._repeat)
 
+    def stop_listening(self) -> None:
+        """Ignore signals from here on, as the job has ended: none takes the place of its exit code.
+
+        Python itself would give them back their default actions while it ends.
+        """
+        for number in (*PASSED_ON, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
+
     def run(
         self,
         command: Sequence[str],

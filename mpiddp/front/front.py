@@ -114,6 +114,7 @@ class Job:
                     break
                 before = found
         finally:
+            launch.stop_listening()
             if directory is not None:
                 job_directory.remove(directory)
         is_requeued = end.code == PREEMPTED and options.requeue and _requeue()

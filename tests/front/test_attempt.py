@@ -120,6 +120,29 @@ def test_ctrl_c_before_the_ranks_have_met_is_no_interrupt_of_python(launch, monk
     assert heard == [signal.SIGTERM, signal.SIGINT]
 
 
+ENDS = """
+import os, signal, sys
+from mpiddp.__main__ import main
+
+class Late:
+    def __del__(self, kill=os.kill, process=os.getpid()):
+        # Python has given up its own handlers.
+        for number in NUMBERS:
+            kill(process, number)
+
+late = Late()
+sys.argv[1:] = ["--launcher", "none", "job.py"]
+main()
+"""
+
+
+def test_a_signal_while_python_ends_does_not_take_the_place_of_the_exit_code(tmp_path):
+    (tmp_path / "job.py").write_text("raise SystemExit(7)")
+    numbers = [signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+    text = ENDS.replace("NUMBERS", str([int(number) for number in numbers]))
+    launchers.execute(sys.executable, "-c", text, cwd=tmp_path, timeout=SECONDS).expect(7)
+
+
 FORGETFUL = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
