@@ -34,7 +34,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.front import attempt, front, launch_plan
 from mpiddp.front.job_end import Exit, repeats
 from mpiddp.front.rank_command import make_rank_command
-from mpiddp.launch.script import other_words
+from mpiddp.launch.script import command_line, other_words
 from mpiddp.launch.script.command_line import (
     COMMANDS,
     FRONT,
@@ -184,6 +184,24 @@ def test_what_to_type_exists_and_what_is_explained_does_not():
     # `checkpoint` is more likely meant for `checkpoints`, which is beside it.
     measuring = re.findall(r"`([\w-]+)`", next(iter(other_words.OTHER_COMMANDS)))
     assert {*measuring} == benchmarks.COMMANDS.keys() - COMMANDS.keys() - {"checkpoint"}
+
+
+def test_the_trainer_names_options_and_keys(folder):
+    (folder / "x.toml").write_text("batch_size = 0\n")
+    expected = "expected 1 or more samples, or auto, found '0'"
+    many = ["--data", "toy", "--samples", "8", "--batch-size", "90", "--quiet"]
+    share = "expected at most 7, a rank's share of 7 training samples on 1 ranks, found 90"
+    for words, said in (
+        (["--config", "x.toml"], f"mpiddp: x.toml: batch_size: {expected}"),
+        (many, f"mpiddp: --batch-size: {share}"),
+    ):
+        done = launchers.run_python("-m", "mpiddp.train", *words, cwd=folder)
+        assert (done.returncode, done.stderr) == (2, f"{said}\n")
+
+
+def test_the_help_has_a_line_for_every_command():
+    listed = re.findall(r"mpiddp (?:\[OPTIONS\] )?([a-z|]+)", command_line.USAGE)
+    assert sorted("|".join(listed).split("|")) == sorted(command_line.COMMANDS)
 
 
 # ---- what would be started -------------------------------------------------------------------

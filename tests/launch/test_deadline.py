@@ -33,13 +33,12 @@ print("end", flush=True)
 """
 
 
-def start(
-    seconds: float, longest: float, *, stops: bool = False, grace: float = GRACE
-) -> subprocess.Popen:
+def start(seconds: float, longest: float, grace: float = GRACE) -> subprocess.Popen:
     """A process in a phase that may take ``seconds``, and ends as it expires or after ``longest``.
 
-    ``stops``: it is stopped in it, past its deadline, and continued.
+    Those that may take 2 s are stopped in it, past their deadline, and continued.
     """
+    stops = seconds == 2
     program = PROGRAM.format(seconds=seconds, longest=longest, stops=stops, grace=grace)
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=launchers.ROOT
@@ -52,22 +51,21 @@ def start(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "longest", "printed"), [(60, 0.1, "end\n"), (0.5, 60, "expired address\nend\n")]
+    ("seconds", "longest", "grace", "printed"),
+    [
+        (60, 0.1, GRACE, "end\n"),
+        (0.5, 60, GRACE, "expired address\nend\n"),
+        # One that is continued and left alone speaks after a while; one that goes on says nothing.
+        (2, 60, GRACE, "expired address\nend\n"),
+        (2, 2.1, 60, "end\n"),
+    ],
 )
-def test_a_phase_that_outlasts_its_deadline_expires_once(seconds, longest, printed):
-    assert start(seconds, longest).communicate(timeout=90)[0] == printed
+def test_a_phase_that_outlasts_its_deadline_expires_once(seconds, longest, grace, printed):
+    assert start(seconds, longest, grace).communicate(timeout=90)[0] == printed
 
 
 def test_a_process_that_is_continued_to_be_ended_says_nothing():
-    process = start(2.0, 60, stops=True, grace=60)
+    process = start(2, 60, 60)
     time.sleep(GRACE / 2)
     process.terminate()
     assert process.communicate(timeout=60)[0] == ""
-
-
-def test_a_process_that_is_continued_and_left_alone_speaks_after_a_while():
-    assert start(2.0, 60, stops=True).communicate(timeout=60)[0] == "expired address\nend\n"
-
-
-def test_a_process_that_is_continued_and_goes_on_says_nothing():
-    assert start(2.0, 2.1, stops=True, grace=60).communicate(timeout=60)[0] == "end\n"

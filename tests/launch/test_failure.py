@@ -18,12 +18,14 @@ import pytest
 
 import launchers
 from facts import messages
-from failures import shared_failure_handler
 from mpiddp import environment
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.failure import failure, termination
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.process.outcome import read_outcome
+from mpiddp.launch.failure.reports import FixedProgress
+from mpiddp.launch.mpi.world import World
+from mpiddp.process import job_directory
+from mpiddp.process.outcome import Outcome, read_outcome, write_outcome
 
 HUNG = 60.0
 """Seconds after which a job is taken to hang, however busy the machine is: nobody waits for a
@@ -72,8 +74,6 @@ if fails and stage == "outside":
     fail()
 
 with FailureHandler() as failure_handler:
-    if fails and stage == "before MPI":
-        fail()
     with start(Options(timeout=float(os.environ.get("LIMIT", "60"))), failure_handler) as session:
         import torch, torch.distributed as distributed
         failure_handler.run_directory = Path.cwd()
@@ -106,7 +106,6 @@ def lines_of(result, start):
 @pytest.mark.parametrize(
     ("name", "ranks", "stage", "who"),
     [
-        ("openmpi", 2, "before MPI", 0),
         ("mpich", 2, "in a step", 1),
         pytest.param("openmpi", 2, "before the group", 1, marks=pytest.mark.long),
     ],
@@ -125,7 +124,6 @@ def test_one_rank_raises(name, ranks, stage, who, tmp_path):
         assert outcome is not None
         assert (outcome["code"], outcome["rank"], outcome["step"]) == (1, who, 2)
         assert outcome["reason"] == "ValueError: on purpose" and outcome["attempt"] == 1
-        assert "on purpose" in (tmp_path / "logs" / f"rank-{who}.log").read_text()
 
 
 # The lifeline's tests have those of a rank that is killed in a step.
@@ -178,6 +176,13 @@ def test_a_rank_that_is_stopped_or_stuck(name, ranks, stage, who, how, said, tmp
 
 
 # Reports
+
+
+def shared_failure_handler(*, ends_with_run: bool = False) -> FailureHandler:
+    failure_handler = FailureHandler(ends_with_run=ends_with_run)
+    failure_handler.meet(world=World(3, 8, 1, 2, 1, 4, "node2", "node1"))
+    failure_handler.run = FixedProgress(step=17)
+    return failure_handler
 
 
 def raised(error):
@@ -258,7 +263,7 @@ def test_a_rank_that_finds_no_mpi_says_so_itself():
 def test_a_bad_option_does_not_wait_for_a_rank_that_never_comes():
     program = """
 import os, time
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.failure.failure import FailureHandler
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     time.sleep(100)
@@ -306,7 +311,6 @@ FILES = r"mpiddp: \S.* did not take this report within 2 s"
 KEEPERS = {
     # Exit code; what the console got; the reason in outcome.json.
     "text raises": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
-    "text is none": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
     "text exits": (3, HEADING + UNREADABLE.format("SystemExit"), UNREADABLE.format("SystemExit")),
     "text blocks": (3, HEADING + SLOW, SLOW),
     "text is no text": (3, HEADING + r"a\udcff", "UnreadableError: a\udcff"),
@@ -322,7 +326,6 @@ KEEPERS = {
     "claim breaks": (1, TRACE, "ValueError: on purpose"),
     "speaker silent": (1, TRACE, "ValueError: on purpose"),
     "alone": (1, "Traceback (most recent call last):\n", "ValueError: on purpose"),
-    "alone, stderr full": (1, None, "ValueError: on purpose"),
     "done": (1, TRACE, "done"),
 }
 
@@ -416,3 +419,112 @@ with mpiddp.init(timeout=60) as session:
     result = launchers.run("openmpi", 2, ["-c", program]).expect(6)
     (message,) = [line for line in messages(result) if "started" not in line]
     assert "rank 0 of 2" in message and "session.any() waited 1 s" in message
+
+
+# What a run leaves behind to say how it ended
+
+
+def test_the_outcome_of_a_run(tmp_path):
+    assert read_outcome(tmp_path) is None
+    failure_handler = shared_failure_handler()
+    failure_handler.run_directory = tmp_path
+    failure_handler.run = FixedProgress(attempt=2, step=17)
+    failure_handler.finish()
+    assert read_outcome(tmp_path) == {
+        "code": 0,
+        "reason": "done",
+        "rank": 3,
+        "host": "node2",
+        "step": 17,
+        "attempt": 2,
+        "lost_rank": None,
+        "lost_host": None,
+        "node_fault": None,
+        "path": None,
+    }
+    for text in ("", "[1]", '"x"'):
+        (tmp_path / "outcome.json").write_text(text)
+        assert read_outcome(tmp_path) is None
+
+
+def test_a_run_that_cannot_say_it_is_done_is_not_done(tmp_path, capsys):
+    failure_handler = shared_failure_handler()
+    failure_handler.run_directory = tmp_path
+    # Not even root can put a file in the place of a folder.
+    (tmp_path / "outcome.json").mkdir()
+    with pytest.raises(OSError, match=r"outcome\.json"):
+        failure_handler.finish()
+    # A failure is told all the same, and why nothing was written.
+    failure_handler.report(failure_handler.compose_report(KeyError("first")))
+    told = capsys.readouterr().err
+    assert "outcome.json could not be written" in told and "KeyError: 'first'" in told
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """The directory of a running job, to whose first attempt this process belongs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = job_directory.make("7")
+    job_directory.begin_attempt(path, "first")
+    monkeypatch.setenv("MPIDDP_JOB_DIRECTORY", str(path))
+    monkeypatch.setenv("MPIDDP_ATTEMPT_TOKEN", "first")
+    yield path
+    job_directory.remove(path)
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_the_front_finds_the_outcome_in_the_jobs_directory(job, tmp_path, has_run):
+    failure_handler = shared_failure_handler()
+    run = tmp_path / "run"
+    run.mkdir()
+    failure_handler.run_directory = run if has_run else None
+    failure_handler.report(failure_handler.compose_report(KeyError("first")))
+    outcome = read_outcome(job)
+    assert outcome is not None
+    assert outcome["path"] == (str(run / "outcome.json") if has_run else None)
+    assert outcome["code"] == 1 and "KeyError" in outcome["reason"]
+    assert read_outcome(run) == ({**outcome, "path": None} if has_run else None)
+
+
+@pytest.mark.parametrize(("ends_with_run", "code"), [(False, 1), (True, 0)])
+def test_a_script_that_fails_after_its_run_has_failed(job, tmp_path, ends_with_run, code):
+    failure_handler = shared_failure_handler(ends_with_run=ends_with_run)
+    failure_handler.run_directory = tmp_path / "run"
+    failure_handler.run_directory.mkdir()
+    failure_handler.finish()
+    failure_handler.report(failure_handler.compose_report(KeyError("later")))
+    assert (read_outcome(job) or {})["code"] == code
+    assert (read_outcome(failure_handler.run_directory) or {})["code"] == 0
+
+
+def test_rank_0_knows_better_than_one_that_is_cut_off(job):
+    def write(rank: int, reason: str) -> None:
+        write_outcome(None, Outcome(6, reason, rank, f"node{rank}", None, 1))
+
+    write(2, "rank 0 was lost")
+    write(1, "rank 2 was lost")
+    assert (read_outcome(job) or {})["rank"] == 2
+    write(0, "rank 2 was lost")
+    write(2, "rank 1 was lost")
+    assert (read_outcome(job) or {})["rank"] == 0
+
+
+def test_a_rank_of_an_attempt_that_was_replaced_writes_nothing(job, tmp_path):
+    failure_handler = shared_failure_handler()
+    failure_handler.run_directory = tmp_path
+    job_directory.check_attempt()
+    job_directory.begin_attempt(job, "second")
+    failure_handler.report(failure_handler.compose_report(KeyError("first")))
+    assert read_outcome(job) is None and read_outcome(tmp_path) is None
+    assert not (tmp_path / "logs").exists()
+    with pytest.raises(PeerLostError, match="restarted without this rank"):
+        failure_handler.finish()
+    with pytest.raises(PeerLostError, match="restarted without this rank"):
+        job_directory.check_attempt()
+
+
+def test_nobody_else_can_read_a_jobs_directory(job, monkeypatch):
+    assert job.stat().st_mode & 0o777 == 0o700
+    assert job_directory.find() == job
+    job.chmod(0o770)
+    assert job_directory.find() is None

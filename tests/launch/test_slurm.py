@@ -171,34 +171,13 @@ def test_mpich_starts_whatever_lies_behind_its_address(slurm_cluster):
     assert len(set(reports[0])) == 2 and reports == [reports[0]] * 2
 
 
-# Every other pair is in test_compatibility.py, and the doctor's tests start two more.
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("library", "mpi"),
-    [
-        ("openmpi", "pmi2"),
-        *[("openmpi4", "pmi2")] * (not launchers.find("openmpi4").missing()),
-        pytest.param("impi", "none", marks=launchers.marks_of("impi")),
-    ],
-)
-def test_the_wrong_mpi_is_refused_with_a_command_that_works(library, mpi, slurm_cluster, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(INIT)
-    launcher = slurm_cluster.srun("--nodes=2", mpi=mpi, library=library)
-    result = launchers.run(launcher, 2, [str(script)]).expect(3)
-    (line,) = facts.messages(result)
-    assert "every process would be rank 0 of 1" in line
-    command = shlex.split(line.partition("Start it with: ")[2])
-    assert command[0] == "srun" and command[-2:] == ["python", str(script)]
-    working = replace(launcher, flags=(*command[1:-2], "--nodes=2"))
-    expect_ranks(launchers.run(working, 2, [str(script)]), 2)
-
-
 # How jobs end, under a bare srun: no --kill-on-bad-exit
 
 BARE = ("--nodelist=node[1-2]", "--nodes=2", "--distribution=plane=2")
 HUNG = 60.0
 """Seconds; the others would wait for ever. README's two seconds hold on a machine that is idle."""
+
+
 RAISE = """
 import time, mpiddp
 with mpiddp.init(timeout=60) as session:
