@@ -97,6 +97,7 @@ def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monke
     assert (found.status, found.preemption, launch.preemption) == (0, None, signal.SIGUSR1)
     # This one gets it.
     assert launch.run(["sleep", str(SECONDS)], os.environ, None).status == 128 + signal.SIGUSR1
+    launch.preemption = None  # Which would end the next one, too.
     monkeypatch.setattr(attempt, "copy_messages", lambda *_: signal.raise_signal(signal.SIGUSR2))
     assert launch.run(["sleep", str(SECONDS)], os.environ, None).preemption == signal.SIGUSR2
 

@@ -304,13 +304,16 @@ def test_what_open_mpi_does_unasked_is_asked_for(
 CHECK = """
 import sys
 from mpiddp.errors import LaunchError
-from mpiddp.launch.mpi import compatibility
-from mpiddp.launch.mpi import mpi
+from mpiddp.launch.mpi import compatibility, mpi
 try:
     compatibility.check_gpu_support()
 except LaunchError as error:
-    assert "mpi4py.MPI" not in sys.modules
-    sys.exit(f"refused: {error}")
+    said = str(error)
+    try:
+        mpi.load(None)
+    except LaunchError as again:
+        assert str(again) == said and "mpi4py.MPI" not in sys.modules
+        sys.exit(f"refused: {said}")
 """
 ASKED = {"MPICH_GPU_SUPPORT_ENABLED": "1", "CRAY_MPICH_VERSION": "8.1.25"}
 

@@ -20,7 +20,7 @@ import launchers
 from facts import messages
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError, PeerLostError
-from mpiddp.launch.failure import failure, termination
+from mpiddp.launch.failure import termination
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.launch.mpi.world import World
@@ -211,22 +211,6 @@ def test_reports_say_who_where_and_when():
     assert lines[-1] == "RuntimeError: Connection closed by peer"
 
 
-def test_frames_that_only_carried_the_call_are_left_out():
-    failure_handler = FailureHandler(hidden_files=(__file__,))
-    try:
-        json.loads("{")
-    except ValueError as error:
-        lines = failure_handler.describe(error).splitlines()
-    assert lines[0] == "Traceback (most recent call last):"
-    assert __file__ not in "\n".join(lines) and "json" in lines[1]
-
-
-def test_in_a_notebook_nothing_is_aborted(monkeypatch):
-    monkeypatch.setattr(failure, "is_interactive", lambda: True)
-    with pytest.raises(ValueError, match="cell"), FailureHandler():
-        raise ValueError("cell")
-
-
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_python_inspects_on_a_terminal_only(monkeypatch, is_terminal):
     monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)
@@ -364,7 +348,7 @@ def test_nothing_keeps_a_rank_that_has_failed(case):
 # At the end
 
 CLOSES = """
-import os, signal, sys, time
+import os, signal, sys
 import mpiddp
 from mpiddp.launch.mpi import mpi
 
@@ -375,12 +359,7 @@ def stop():
 
 with mpiddp.init(timeout=60) as session:
     is_odd = session.world.rank == who
-    if is_odd and how == "late":
-        time.sleep(1)
-        print("worked", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how in ("finalize", "free"):
-        session._resources._deadlines.seconds = 3
+    session._resources._deadlines.seconds = 3
     if is_odd and how == "finalize":
         mpi.finalize = lambda _: stop()
     if is_odd and how == "free":
@@ -393,7 +372,6 @@ with mpiddp.init(timeout=60) as session:
 @pytest.mark.parametrize(
     ("name", "who", "how", "said"),
     [
-        ("mpich", 2, "late", r"mpiddp: rank 2 of 3 on \S+ was lost: it was killed by"),
         ("openmpi", 1, "finalize", "MPI_Finalize did not return within"),
         ("mpich", 1, "free", r"within.*waited for rank 1 on \S+ \(no answer\)"),
     ],
@@ -401,7 +379,6 @@ with mpiddp.init(timeout=60) as session:
 def test_a_rank_that_is_lost_while_the_others_close_is_named(name, who, how, said):
     result = launchers.run(name, 3, ["-c", CLOSES, str(who), how])
     assert result.returncode in (6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
-    assert result.stdout.count("worked") == (how == "late"), "a living rank is waited for"
     (line,) = (line for line in messages(result) if "lost" in line or "within" in line)
     assert re.search(said, line), line
 

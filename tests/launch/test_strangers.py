@@ -8,6 +8,7 @@ Another user where the tests are root's, else another process of the same one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import socket
@@ -88,9 +89,7 @@ while what in ("slow", "mixed"):
             connection.sendall(b"x")
 sys.stdin.read()
 """
-WAYS = (
-    "wrong", "garbage", "not ASCII", "surrogate", "nested", "endless", "slow", "idle",
-)  # fmt: skip
+WAYS = ("wrong", "garbage", "not ASCII", "surrogate", "nested", "endless", "slow", "idle")
 
 
 @contextlib.contextmanager
@@ -225,11 +224,8 @@ def count_descriptors() -> int:
 
 
 # Only the benchmark's reads more than some bytes: at the others, most strangers are alike.
-CASES = [(benchmark, what) for what in WAYS] + [
-    (each, what)
-    for each in (offers, doctor, lifeline, rank_listener)
-    for what in ("garbage", "slow", "idle")
-]
+CASES = [(benchmark, what) for what in WAYS]
+CASES += itertools.product((offers, doctor, lifeline, rank_listener), ("garbage", "slow", "idle"))
 
 
 @pytest.mark.parametrize(
