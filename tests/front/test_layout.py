@@ -28,14 +28,12 @@ GIVEN = make((8, 0), (8, 0), tasks=6, tasks_per_node=(3, 3))
     [
         (FOUR, LayoutRequest(), (1, 1, 1, 1), 8),
         (FOUR, LayoutRequest(ranks=6), (2, 2, 1, 1), 4),
-        (FOUR, LayoutRequest(ranks=3), (1, 1, 1), 8),
         (FOUR, LayoutRequest(ranks=8, nodes=2), (4, 4), 2),
         (FOUR, LayoutRequest(nodes=1, ranks_per_node=8), (8,), 1),
         (FOUR, LayoutRequest(ranks=8, ranks_per_node=2), (2, 2, 2, 2), 4),
         (GPUS, LayoutRequest(nodes=1), (4,), 2),
         (GPUS, LayoutRequest(ranks=10), (5, 5), 1),
         (UNEVEN, LayoutRequest(), (1, 2), 4),
-        (UNEVEN, LayoutRequest(ranks=3), (1, 2), 4),
         (make((8, 4), (8, 0)), LayoutRequest(), (4,), 2),
         # What was given to Slurm counts only where the front was told nothing.
         (GIVEN, LayoutRequest(ranks=2), (1, 1), 8),

@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
 
@@ -27,10 +26,6 @@ from mpiddp.launch.mpi.world import World
 from mpiddp.process import job_directory
 from mpiddp.process.outcome import Outcome, read_outcome, write_outcome
 
-HUNG = 60.0
-"""Seconds after which a job is taken to hang, however busy the machine is: nobody waits for a
-time-out. The fault suite measures README's two seconds, on a machine that is idle."""
-
 # argv: stage, rank that fails, how it fails
 PROGRAM = """
 import os, signal, sys, time
@@ -40,7 +35,6 @@ stage, who, how = sys.argv[1], sys.argv[2], sys.argv[3]
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0")
 
 def fail(*_, **__):
-    Path(f"failed-{rank}").write_text(str(time.time()))
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "stop":
@@ -74,7 +68,8 @@ if fails and stage == "outside":
     fail()
 
 with FailureHandler() as failure_handler:
-    with start(Options(timeout=float(os.environ.get("LIMIT", "60"))), failure_handler) as session:
+    # A job that waits for its time-out hangs: the fault suite measures README's two seconds.
+    with start(Options(timeout=float(os.environ.get("LIMIT", "900"))), failure_handler) as session:
         import torch, torch.distributed as distributed
         failure_handler.run_directory = Path.cwd()
         for step in range(100 if stage == "in a step" else 3):
@@ -88,14 +83,9 @@ with FailureHandler() as failure_handler:
 
 
 def run(launcher, ranks, stage, who, how, folder, **env):
-    """Run PROGRAM; the seconds from the first failure to the job's end go with the result."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
-    arguments = [script, stage, str(who), how]
-    result = launchers.run(launcher, ranks, arguments, cwd=folder, env=env)
-    now = time.time()
-    stamps = [float(path.read_text()) for path in folder.glob("failed-*")]
-    return result, now - min(stamps, default=now)
+    return launchers.run(launcher, ranks, [script, stage, str(who), how], cwd=folder, env=env)
 
 
 def lines_of(result, start):
@@ -111,9 +101,7 @@ def lines_of(result, start):
     ],
 )
 def test_one_rank_raises(name, ranks, stage, who, tmp_path):
-    result, took = run(name, ranks, stage, who, "raise", tmp_path)
-    assert took < HUNG
-    result.expect(1)
+    result = run(name, ranks, stage, who, "raise", tmp_path).expect(1)
     assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
     assert result.stderr.count("ValueError: on purpose") == 1, str(result)
     step = " at step 2" if stage == "in a step" else ""
@@ -129,8 +117,7 @@ def test_one_rank_raises(name, ranks, stage, who, tmp_path):
 # The lifeline's tests have those of a rank that is killed in a step.
 @pytest.mark.mpi
 def test_one_rank_is_killed(tmp_path):
-    result, took = run("mpich", 2, "in the address phase", 0, "kill", tmp_path)
-    assert took < HUNG
+    result = run("mpich", 2, "in the address phase", 0, "kill", tmp_path)
     # The victim's status (Hydra gives the signal alone), or what the survivors left with.
     assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL, 6), str(result)
     assert "Traceback" not in result.stderr, str(result)
@@ -140,11 +127,9 @@ def test_one_rank_is_killed(tmp_path):
 
 @pytest.mark.by_default("openmpi")
 def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
-    result, took = run(either_launcher, 2, "in a step", "all", "raise", tmp_path)
-    result.expect(1)
+    result = run(either_launcher, 2, "in a step", "all", "raise", tmp_path).expect(1)
     assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
     assert len(lines_of(result, "mpiddp: rank ")) == 1
-    assert took < HUNG
 
 
 # Other ends
@@ -165,14 +150,14 @@ def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
 )  # fmt: skip
 def test_a_rank_that_is_stopped_or_stuck(name, ranks, stage, who, how, said, tmp_path):
     """The others say whom they wait for, and end at a deadline of 4 s."""
-    result, took = run(name, ranks, stage, who, how, tmp_path, LIMIT="4")
+    result = run(name, ranks, stage, who, how, tmp_path, LIMIT="4")
     # On a busy machine Hydra may report the rank that it kills: by its signal alone.
     assert result.returncode in ((4, signal.SIGKILL) if name == "mpich" else (4,)), str(result)
     assert "Traceback" not in result.stderr
     lines = [line for line in messages(result) if "within 4 s" in line]
     # On a busy machine a second one may speak before the first one has ended the job.
     assert 0 < len(lines) < ranks, str(result)
-    assert took < 4 + HUNG and re.search(said, lines[0]), lines[0]
+    assert re.search(said, lines[0]), lines[0]
 
 
 # Reports

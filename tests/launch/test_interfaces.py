@@ -105,7 +105,6 @@ def test_which_addresses_are_offered(present, value, nodes, expected):
     [
         ([LOOPBACK], None, 2, ["no interface that other nodes could reach", "lo (127.0.0.1)"]),
         ([ETHERNET], None, 1, ["no interface for loopback", "eth0 (10.0.0.1)"]),
-        ([], None, 2, ["IPv4 address: none"]),
         (HOST, "node1=hsn0", 2, ["--interface 'node1=hsn0' fits no interface of node1"]),
         (HOST, "=hsn0", 1, ["--interface '=hsn0' fits no interface", "lo (127.0.0.1)"]),
     ],

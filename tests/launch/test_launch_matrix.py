@@ -54,7 +54,7 @@ def list_groups():
 
 @pytest.mark.slurm
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cells", list_groups())
+@pytest.mark.parametrize("cells", [*list_groups()])
 def test_cells_of_a_network(cells):
     with launch_matrix.open_laboratory(cells[0].network) as laboratory:
         expect_cells(laboratory, cells)

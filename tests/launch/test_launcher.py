@@ -129,7 +129,6 @@ def test_recorded_environments(name):
     "variables",
     [
         {},
-        {"SLURM_STEP_ID": ""},
         # A batch script and a salloc shell carry the job's variables, and are not tasks.
         ALLOCATION,
         {**ALLOCATION, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
@@ -233,12 +232,10 @@ JOB = {"SLURM_JOB_ID": "18", "SLURM_JOB_NAME": "resnet"}
     ("variables", "name"),
     [
         ({}, None),
-        ({"SLURM_JOB_NAME": "resnet"}, None),
         (JOB, "resnet-18"),
         ({"SLURM_JOB_ID": "18"}, "job-18"),
         # Every task of an array has a job id of its own, but finds its run by array and task.
         ({**JOB, "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}, "resnet-17_3"),
-        ({**JOB, "SLURM_ARRAY_JOB_ID": "17"}, "resnet-18"),
         ({**JOB, "SLURM_JOB_NAME": "../../etc/x"}, "-..-etc-x-18"),
         ({**JOB, "SLURM_JOB_NAME": ".."}, "-18"),
         ({**JOB, "SLURM_RESTART_COUNT": "2"}, "resnet-18"),
