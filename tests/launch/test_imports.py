@@ -22,11 +22,18 @@ import os, sys
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == os.environ["AT"]:
-            os.kill(os.getpid(), int(os.environ["NUMBER"]))
+        {act}
 
 sys.meta_path.insert(0, Finder)
 """
+
+
+def intervene(folder, act):
+    """Variables with which Python does this before each import."""
+    (folder / "sitecustomize.py").write_text(SITE.format(act=act))
+    return {"PYTHONPATH": f"{folder}:{launchers.ROOT}"}
+
+
 INT, TERM = signal.SIGINT, signal.SIGTERM
 RANK = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
 
@@ -41,11 +48,9 @@ RANK = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     ],
 )
 def test_a_signal_during_an_import_is_one_line(module, at, number, variables, line, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(SITE)
-    path = os.pathsep.join([str(tmp_path), str(launchers.ROOT)])
-    given = {**variables, "PYTHONPATH": path, "AT": at, "NUMBER": str(int(number))}
-    words = ["-m", module, "-n", "2", "script.py"]
-    done = launchers.run_python(*words, env=launchers.clean_environment(given))
+    act = f"if name == {at!r}: os.kill(os.getpid(), {int(number)})"
+    given = launchers.clean_environment({**variables, **intervene(tmp_path, act)})
+    done = launchers.run_python("-m", module, "-n", "2", "script.py", env=given)
     said = f"mpiddp: stopped by {number.name}: exit code {128 + number}\n" if line else ""
     assert (done.returncode, done.output) == (128 + number, said)
 
@@ -65,22 +70,11 @@ def test_who_imports_mpiddp_is_interrupted_as_ever(words, tmp_path):
 
 # Packages that are missing or too old: one line, before anything is started
 
-BLOCK = """
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {names!r}:
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Blocker())
-"""
-
 
 def hide(folder, *names):
     """Variables with which Python does not find packages of these names."""
-    (folder / "sitecustomize.py").write_text(BLOCK.format(names=names))
-    return {"PYTHONPATH": f"{folder}:{launchers.ROOT}"}
+    act = f"if name.split('.')[0] in {names!r}: raise ModuleNotFoundError(name)"
+    return intervene(folder, act)
 
 
 @pytest.mark.parametrize("name", packages.NEEDED)

@@ -110,12 +110,6 @@ def test_whether_all_are_on_this_host(variables, expected):
     assert launcher is not None and launcher.is_on_one_host is expected
 
 
-@pytest.mark.parametrize("step", [0xFFFFFFFA, 0xFFFFFFFB])
-def test_a_batch_script_and_salloc_s_shell_are_no_launch(step):
-    variables = {**STEP, "SLURM_STEP_ID": str(step), "SLURM_STEPID": str(step)}
-    assert find_launcher({**variables, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
-
-
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_environments(name):
     variables, key, sizes, managers = RECORDED[name]
@@ -132,6 +126,10 @@ def test_recorded_environments(name):
     [
         {},
         # A batch script and a salloc shell carry the job's variables, and are not tasks.
+        *(
+            STEP | _read(f"SLURM_STEP_ID={step} SLURM_STEPID={step} SLURM_PROCID=0")
+            for step in (0xFFFFFFFA, 0xFFFFFFFB)
+        ),
         ALLOCATION,
         {**ALLOCATION, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
         OURS,
@@ -259,15 +257,7 @@ def test_job_name(variables, name):
         ("node1.cluster.local", "node1.cluster.local", True),
         ("node1.cluster", "node1.cluster.local", False),
         ("node1", "node10.cluster.local", False),
-    ],
-)
-def test_whose_name_it_is(name, hostname, expected):
-    assert is_host(name, hostname) is is_host(hostname, name) is expected
-
-
-@pytest.mark.parametrize(
-    ("pattern", "hostname", "expected"),
-    [
+        # Patterns.
         ("node*", "node1.cluster", True),
         ("node[12]", "node2.cluster", True),
         ("*.cluster", "node1.cluster", True),
@@ -276,8 +266,9 @@ def test_whose_name_it_is(name, hostname, expected):
         ("node?", "node10", False),
     ],
 )
-def test_patterns_of_names(pattern, hostname, expected):
-    assert is_host(pattern, hostname) is expected
+def test_whose_name_it_is(name, hostname, expected):
+    assert is_host(name, hostname) is expected
+    assert {*name} & {*"*?["} or is_host(hostname, name) is expected
 
 
 @pytest.mark.parametrize(

@@ -130,24 +130,6 @@ def test_ucx_is_told_below_any_library(tmp_path, monkeypatch):
     assert find_variables(MPICH, None, tmp_path) == []
 
 
-def test_what_somebody_has_set_is_left_alone(monkeypatch, tmp_path):
-    library = tmp_path / "lib" / "libmpi.so.40"
-    assert not is_configured({}, library)
-    for name in environment.OPEN_MPI_INTERFACE_SETTINGS:
-        assert is_configured({name: "eth0"}, library)
-    site = tmp_path / "etc" / "openmpi-mca-params.conf"
-    site.parent.mkdir()
-    site.write_text("# btl_tcp_if_include = eth0\n")
-    assert not is_configured({}, library)
-    site.write_text("pml = ob1\n btl_tcp_if_exclude = docker0\n")
-    assert is_configured({}, library)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    own = tmp_path / ".openmpi" / "mca-params.conf"
-    own.parent.mkdir()
-    own.write_text("btl_tcp_if_include=10.0.0.0/8\n")
-    assert is_configured({}, None)
-
-
 def test_on_one_host_there_is_no_tcp(monkeypatch, tmp_path):
     monkeypatch.setattr(mpi_interfaces, "share_memory", lambda ranks: ranks == 2)
     before = dict(os.environ)
@@ -166,7 +148,7 @@ def test_on_one_host_there_is_no_tcp(monkeypatch, tmp_path):
     assert stay_on_host(MPICH, None, 2, tmp_path) == {"FI_SOCKETS_IFACE": "lo"}
 
 
-def test_transports_that_somebody_chose_are_left_alone(monkeypatch, tmp_path):
+def test_what_somebody_has_set_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(mpi_interfaces, "share_memory", lambda ranks: True)
     monkeypatch.setenv("HOME", str(tmp_path))
     library = tmp_path / "lib" / "libmpi.so.40"
@@ -178,17 +160,18 @@ def test_transports_that_somebody_chose_are_left_alone(monkeypatch, tmp_path):
         return stay_on_host(OPEN_MPI, library, 2).get(environment.OPEN_MPI_TRANSPORTS)
 
     # What is not to be used may be more.
-    site.write_text("btl_base_verbose = 1\nbtl=^uct,openib\n# btl = self,tcp\n")
-    assert choose() == "^uct,openib,tcp,ofi"
+    site.write_text("btl_base_verbose = 1\nbtl=^uct,openib\n# btl_tcp_if_include = eth0\n")
+    assert choose() == "^uct,openib,tcp,ofi" and not is_configured({}, library)
     own.write_text("btl = ^smcuda\n")
     assert choose() == "^smcuda,tcp,ofi"
     for line in ("btl = self,tcp", "btl_tcp_if_include = eth0", "btl_tcp_if_exclude=lo"):
         own.write_text(f"{line}\n")
-        assert choose() is None
+        assert choose() is None and is_configured({}, None) == ("tcp_if" in line)
     own.unlink()
     for name in (environment.OPEN_MPI_TRANSPORTS, *environment.OPEN_MPI_INTERFACE_SETTINGS):
         monkeypatch.setenv(name, "^openib")
         assert choose() is None
+        assert is_configured({name: "x"}, library) == (name != environment.OPEN_MPI_TRANSPORTS)
         monkeypatch.delenv(name)
     assert choose() is not None
 
