@@ -815,21 +815,20 @@ def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatc
     assert asked.read_text() == "requeue 7\nrequeue 5_3\n"
 
 
+REQUEUE = ["--requeue"]
+
+
 @pytest.mark.parametrize(
     ("variable", "words", "code"),
-    [
-        ("SGE_TASK_ID", [], 75),
-        ("OAR_NODEFILE", ["--requeue"], 99),
-        ("LSB_JOBID", ["--requeue"], 75),
-    ],
+    [("SGE_TASK_ID", [], 75), ("OAR_NODEFILE", REQUEUE, 99), ("LSB_JOBID", REQUEUE, 75)],
 )
 def test_other_schedulers_are_told_by_an_exit_code(variable, words, code, tmp_path, monkeypatch):
     (tmp_path / "hello.py").touch()
     (tmp_path / "nodes").write_text("localhost\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(variable, str(tmp_path / "nodes"))
-    assert Attempts(monkeypatch, Exit(75)).start("-n", "1", *words.split()) == code
-    assert Attempts(monkeypatch, Exit(6)).start("-n", "1", *words.split()) == 6
+    assert Attempts(monkeypatch, Exit(75)).start("-n", "1", *words) == code
+    assert Attempts(monkeypatch, Exit(6)).start("-n", "1", *words) == 6
 
 
 @pytest.mark.parametrize("after", ["PENDING", "RUNNING"])

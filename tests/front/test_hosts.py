@@ -379,28 +379,6 @@ def test_ranks_start_on_hosts_and_have_the_users_variables(
     assert all(line.endswith(f" {ranks} {odd}") for line in lines), done.stdout
 
 
-@contextlib.contextmanager
-def other_files(hosts, node: str, files: dict[Path, Path]) -> Iterator[None]:
-    """On one node alone, other files in place of these."""
-    with contextlib.ExitStack() as stack:
-        for there, other in files.items():
-            hosts.cluster.must("exec", node, "mount", "--bind", str(other), str(there))
-            stack.callback(hosts.cluster.must, "exec", node, "umount", str(there))
-        yield
-
-
-@contextlib.contextmanager
-def full_disk(hosts, node: str) -> Iterator[None]:
-    """In place of a node's directory for temporary files."""
-    place = str(hosts.find_tmp(node))
-    hosts.cluster.must("exec", node, "mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", place)
-    try:
-        hosts.cluster.must("exec", node, "sh", "-c", f"head -c 4096 /dev/zero > {place}/full")
-        yield
-    finally:
-        hosts.cluster.must("exec", node, "umount", place)
-
-
 @pytest.mark.slurm
 def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
     """Another script and torch, other addresses, a full disk, a password, a stopped sshd, an
@@ -428,7 +406,18 @@ def test_what_cannot_take_part_is_told_in_one_table(hosts, script, tmp_path):
     listed = ("--hosts", "node[1-4]:1,nowhere:1")
     began = time.monotonic()
     try:
-        with other_files(hosts, "node2", files), full_disk(hosts, "node2"):
+        with contextlib.ExitStack() as stack:
+
+            def mount(there: Path, *words: str) -> None:
+                """On node2 alone."""
+                hosts.cluster.must("exec", "node2", "mount", *words, str(there))
+                stack.callback(hosts.cluster.must, "exec", "node2", "umount", str(there))
+
+            for there, other in files.items():
+                mount(there, "--bind", str(other))
+            mount(place := hosts.find_tmp("node2"), "-t", "tmpfs", "-o", "size=4k", "tmpfs")
+            fill = f"head -c 4096 /dev/zero > {place}/full"
+            hosts.cluster.must("exec", "node2", "sh", "-c", fill)
             done = hosts.run("node1", *front("-n", 4, *listed, script), cwd=tmp_path, ODD="x")
             seconds = time.monotonic() - began
             examined = hosts.run("node1", *front("doctor", *listed, *doctors.STAGE), cwd=tmp_path)
