@@ -86,29 +86,6 @@ def run(*words: str, **variables: str) -> launchers.Result:
 # ---- the command line ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "given", "ranks", "module", "rest"),
-    [
-        ("-n 4 x.py -n 5", [("-n", "4")], "", None, "x.py -n 5"),
-        ("-n4 --timeout 5 x.py", [("-n", "4")], "--timeout 5", None, "x.py"),
-        ("--timeout=5 --nodes=2 x.py", [("--nodes", "2")], "--timeout=5", None, "x.py"),
-        ("-n 2 -m a.b --launcher x", [("-n", "2")], "", "a.b", "--launcher x"),
-        ("-n 2 -m mpiddp.doctor --output j.json", [("-n", "2")], "", None,
-         "doctor --output j.json"),
-        ("--min-nodes 2 --dry-run -- -x.py", [("--min-nodes", "2"), ("--dry-run", "")], "", None,
-         "-x.py"),
-        ("--allow-shared-gpu x.py", [], "--allow-shared-gpu", None, "x.py"),
-        # mpirun's: it is refused as an unknown option.
-        ("-np 2 x.py", [], "-np", None, "2 x.py"),
-        ("", [], "", None, ""),
-    ],
-)  # fmt: skip
-def test_a_command_line_is_cut_before_the_program(words, given, ranks, module, rest):
-    line = split(words.split())
-    assert (list(line.front), line.module) == (given, module)
-    assert (" ".join(line.ranks), " ".join(line.rest)) == (ranks, rest)
-
-
 WORD = st.binary(max_size=20).map(lambda word: os.fsdecode(word.replace(b"\0", b"")))
 HARD = (
     *(":", "::", "", " ", "a b", "a\nb", "'", '"', "\\", "$HOME", "%", "%t", "a=b", "=", "-", "--"),

@@ -71,8 +71,6 @@ def test_a_control_group_is_kept():
     # One core near GPUs 0 to 2, three that are far: near is no good for three ranks.
     allotted = frozenset({0, 8, 4, 12, 5, 13, 6, 14})
     assert choose([LEFT] * 3, allotted=allotted) == [[0, 8], [4, 12], [5, 6, 13, 14]]
-    # Half a core of each: threads of one core stay together all the same.
-    assert choose([FREE] * 2, allotted=span(0, 3)) == [[0, 1], [2, 3]]
 
 
 def test_nobody_is_bound_to_a_single_core_unasked():

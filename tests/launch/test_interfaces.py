@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from contextlib import nullcontext
 
 import pytest
@@ -108,16 +107,6 @@ def test_nothing_left_says_what_there_is(present, rule, nodes, words):
         assert word in str(caught.value)
 
 
-def test_this_hosts_interfaces_are_those_of_the_kernel():
-    found = {interface.name: interface for interface in interfaces.list_interfaces()}
-    assert found["lo"].addresses[0] == "127.0.0.1" and found["lo"].is_loopback
-    assert found.keys() <= {name for _, name in socket.if_nameindex()}
-    for interface in found.values():
-        for address in interface.addresses:
-            with socket.socket() as probe:
-                probe.bind((address, 0))
-
-
 # What NCCL and Gloo are told
 
 UNSET = {"NCCL_CONF_FILE": "/none"}
@@ -191,16 +180,10 @@ def admitted_by_nccl(value: str, name: str) -> bool:
 
 
 @given(RULES, NAMES)
-def test_a_rule_admits_what_nccl_would(value, name):
+def test_a_rule_admits_what_nccl_would_and_is_printed_as_it_was_read(value, name):
     rule = InterfaceRule.from_nccl(value, "test")
     assert rule.admits(name) == admitted_by_nccl(value, name)
-
-
-@given(RULES)
-def test_a_rule_is_printed_as_it_was_read(value):
-    rule = InterfaceRule.from_nccl(value, "test")
     assert rule.nccl == value
-    assert InterfaceRule.from_nccl(rule.nccl, "test") == rule
     # A port may follow a name, and spaces are no part of it.
     rule = InterfaceRule.from_nccl("=eth0:8080, ib0", "test")
     assert rule.admits("eth0") and rule.admits("ib0") and not rule.admits("eth0:8080")

@@ -15,7 +15,6 @@ from mpiddp.launch.launcher.launcher import (
     is_first,
     tasks_of_allocation,
 )
-from mpiddp.wording import fold_numbers
 
 
 def _read(text):
@@ -301,19 +300,6 @@ def test_a_folded_list_expands_to_the_same_hosts(names):
     assert expand_hostnames("r[1-2]n[09-10]-ib,n1") == (
         *("r1n09-ib", "r1n10-ib", "r2n09-ib", "r2n10-ib"), "n1",
     )  # fmt: skip
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 4))
-def test_folded_numbers_say_the_same(numbers, most):
-    whole = fold_numbers(numbers)
-    unfolded = set()
-    for item in whole.split(","):
-        low, _, high = item.partition("-")
-        unfolded |= set(range(int(low), int(high or low) + 1))
-    assert unfolded == set(numbers)
-    ranges = whole.split(",")
-    short = ranges if len(ranges) <= most else [*ranges[:most], "…"]
-    assert fold_numbers(numbers, most=most) == ",".join(short)
 
 
 @pytest.mark.parametrize("text", ["", ",", "n[x]", "n[1-x]"])

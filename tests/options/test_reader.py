@@ -90,7 +90,6 @@ def test_any_options_come_back_from_a_command_line(made):
         ("a -c4", "count", 4),
         ("a --trace --quiet", "quiet", True),
         ("a --folder None", "folder", Path("None")),
-        ("a --seed 0 --", "seed", 0),
         ("a --seed 1 --seed 2", "seed", 2),
         ("-- --a_b", "names", ("--a_b",)),
     ],
