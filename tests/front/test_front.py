@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.machinery
 import json
@@ -46,7 +47,7 @@ from mpiddp.launch.script.command_line import (
     underscore,
 )
 from mpiddp.launch.script.front_options import FrontOptions
-from mpiddp.process import cpus
+from mpiddp.process import cpus, job_directory
 from mpiddp.training.options import config
 
 SECONDS = 120
@@ -332,12 +333,14 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
         ("-n 100000000 hello.py", "-n 100000000 is more than 64 ranks per core"),
         ("--python /no/python -n 1 hello.py", "--python names '/no/python' as the program that"),
         ("-n 1 --job-log hello.py/logs hello.py", "cannot write to"),
+        ("-n 2 --job-log logs hello.py", "--job-log"),
         ("-n 1 --log-dir hello.py/logs hello.py", "hello.py/logs"),
         ("-n 1 train --tuning=below", "--tuning: below cannot be read: Is a directory"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, words, part):
     (folder / "below").mkdir()
+    (folder / "logs" / f"job-{job_directory.choose_name()}.err").mkdir(parents=True)
     (folder / "runs" / "done").mkdir(parents=True)
     (folder / "runs" / "done" / "outcome.json").write_text('{"code": 0}')
     monkeypatch.setattr(
@@ -553,6 +556,22 @@ def test_standard_input_is_offered_to_a_rank_of_this_host(folder, allocation, mo
     for options in ("--tag-output", "--stdin all", "--stdin=1"):
         assert attempts.start("-n", "2", f"--launcher-options={options}") == 0
     assert attempts.offers[3:] == [True, False, False]
+
+
+def test_an_attempt_that_cannot_begin_leaves_the_code_of_the_one_before(
+    folder, monkeypatch, capsys
+):
+    attempts = Attempts(monkeypatch, Exit(4), Exit(0))
+    begin = job_directory.begin_attempt
+
+    def fail_later(path, token):
+        if attempts.commands:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        begin(path, token)
+
+    monkeypatch.setattr(job_directory, "begin_attempt", fail_later)
+    assert attempts.start("-n", "2", "--restarts", "1") == 4
+    assert "no restart: cannot write to" in capsys.readouterr().err
 
 
 def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):

@@ -294,6 +294,8 @@ def test_options_end_where_the_script_begins(arguments, expected):
     options, module, rest = parse(arguments)
     found = (options.interface, options.timeout, options.allow_shared_gpu, module, rest)
     assert found == expected
+    with pytest.raises(ConfigurationError, match="-n is for what starts ranks, and this process"):
+        parse(["-n", "2", *arguments])
 
 
 def test_a_pipe_is_read_once(tmp_path):
