@@ -205,6 +205,7 @@ def test_ranks_are_spread_evenly_and_nowhere_beyond_the_cores(ranks, cores):
         (FOUR, LayoutRequest(ranks_per_node=3), ("n1", "n4"), ("n2", "n3"), (3, 3)),
         # One that was spare takes the place.
         (FOUR, LayoutRequest(ranks=9, nodes=3), ("n1",), ("n2", "n3", "n4"), (3, 3, 3)),
+        (FOUR, LayoutRequest(ranks=2), ("n1",), ("n2", "n3"), (1, 1)),
         (FOUR, LayoutRequest(ranks=2), ("n1", "n2", "n3"), ("n4",), (1,)),
         (UNEVEN, LayoutRequest(), ("n1",), ("n2",), (2,)),
         (GIVEN, LayoutRequest(), ("n1",), ("n2",), (3,)),
