@@ -122,8 +122,11 @@ def rank_numbers(rank: int, ranks: int) -> dict[str, str]:
 
 
 def messages(result: launchers.Result) -> list[str]:
-    """Lines that mpiddp wrote to stderr; a launcher may put something of its own before them."""
-    return re.findall(r"mpiddp: .*", result.stderr)
+    """Lines that mpiddp wrote to stderr; a launcher may put something of its own before them.
+
+    On a busy machine torch's import may be slow enough for a note, which is left out.
+    """
+    return re.findall(r"mpiddp: (?!note: import torch took).*", result.stderr)
 
 
 @cache
