@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -13,34 +12,17 @@ from copies import write_program
 from mpiddp.errors import ConfigurationError
 from mpiddp.front import allocation
 from mpiddp.front.allocation import Allocation, Node, Record
+from mpiddp.front.job_layout import LayoutRequest, choose_layout
 
 RECORDED = Path(__file__).parents[1] / "recorded"
-
-
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=12))
-def test_slurms_counts_are_read(counts):
-    groups = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
-    text = ",".join(f"{value}(x{times})" if times > 1 else f"{value}" for value, times in groups)
-    assert allocation.expand_counts(text) == tuple(counts)
-
-
-@pytest.mark.parametrize("text", ["four", "4(x2", "4x2", "-1"])
-def test_what_is_no_count_is_refused(text):
-    with pytest.raises(ConfigurationError, match="Slurm counts as in"):
-        allocation.expand_counts(text)
 
 
 @pytest.mark.parametrize(
     ("text", "gpus"),
     [
-        ("", 0),
         ("(null)", 0),
         ("gpu", 1),
-        ("gpu:2", 2),
-        ("gpu:2(IDX:0-1)", 2),
         ("gres:gpu:2", 2),
-        ("gres/gpu:a100:2", 2),
-        ("gres/gpu=3", 3),
         ("gpu:a100:1(IDX:0),gpu:h100:2(IDX:1,3),shard:7(IDX:0)", 3),
         ("gres/gpu:a100=4,gres/nvme=1", 4),
         ("gpumem:80", 0),
@@ -101,6 +83,7 @@ def test_an_allocation_is_put_together():
         ({"SLURM_CPUS_PER_GPU": "9999999999"}, "SLURM_CPUS_PER_GPU is '9999999999'"),
         ({"SLURM_HET_SIZE": "2"}, "one component"),
         ({"SLURM_JOB_CPUS_PER_NODE": "4"}, "the cores of 1"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "4x2"}, "Slurm counts as in"),
         ({"SLURM_JOB_NODELIST": ""}, "names 0 nodes"),
     ],
 )
@@ -129,10 +112,128 @@ def test_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match=r"Unable to contact slurm controller$"):
         allocation.ask("scontrol", "show", "job")
     write_program(program, "exec sleep 60")
-    monkeypatch.setattr(allocation, "ANSWER_SECONDS", 0.2)
     with pytest.raises(ConfigurationError, match="gave no answer within"):
-        allocation.ask("scontrol", "show", "job")
+        allocation.ask("scontrol", "show", "job", seconds=0.2)
     program.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="scontrol cannot be run"):
         allocation.ask("scontrol", "show", "job")
+
+
+# How many ranks and cores each node of a Slurm job has
+
+
+def make(*nodes: tuple[int, int], **more) -> Allocation:
+    """An allocation of nodes, each with so many cores and GPUs."""
+    named = enumerate(nodes, 1)
+    return Allocation(tuple(Node(f"n{number}", *each) for number, each in named), **more)
+
+
+FOUR = make((8, 0), (8, 0), (8, 0), (8, 0))
+GPUS = make((8, 4), (8, 4))
+UNEVEN = make((8, 1), (8, 2))
+GIVEN = make((8, 0), (8, 0), tasks=6, tasks_per_node=(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "ranks", "cores"),
+    [
+        (FOUR, LayoutRequest(), (1, 1, 1, 1), 8),
+        (FOUR, LayoutRequest(ranks=6), (2, 2, 1, 1), 4),
+        (FOUR, LayoutRequest(ranks=8, nodes=2), (4, 4), 2),
+        (FOUR, LayoutRequest(nodes=1, ranks_per_node=8), (8,), 1),
+        (FOUR, LayoutRequest(ranks=8, ranks_per_node=2), (2, 2, 2, 2), 4),
+        (GPUS, LayoutRequest(nodes=1), (4,), 2),
+        (GPUS, LayoutRequest(ranks=10), (5, 5), 1),
+        (UNEVEN, LayoutRequest(), (1, 2), 4),
+        (make((8, 4), (8, 0)), LayoutRequest(), (4,), 2),
+        # What was given to Slurm counts only where the front was told nothing.
+        (GIVEN, LayoutRequest(ranks=2), (1, 1), 8),
+        (GIVEN, LayoutRequest(), (3, 3), 2),
+    ],
+)
+def test_a_request_is_fulfilled(given, asked, ranks, cores):
+    layout = choose_layout(given, asked)
+    assert (layout.ranks_of, layout.world, layout.cores) == (ranks, sum(ranks), cores)
+    assert f"--ntasks={sum(ranks)}" in layout.srun_options()
+    assert f"--nodes={len(ranks)}" in layout.srun_options()
+    # Where Slurm could choose among the job's nodes, they are named.
+    named = [word for word in layout.srun_options() if word.startswith("--nodelist=")]
+    assert bool(named) == (len(ranks) < len(given.nodes) or len(set(ranks)) > 1)
+    assert ("--gpus-per-node=4" in layout.srun_options()) == (given.nodes[0].gpus == 4)
+    assert not named or set(named[0].partition("=")[2].split(",")) == set(layout.hosts)
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        (LayoutRequest(ranks=33), "33 ranks are more than this job's slots (8+8+8+8 on 4"),
+        (LayoutRequest(ranks_per_node=9), "36 ranks are more"),
+        (LayoutRequest(nodes=5), "--nodes 5, but this job has 4 nodes"),
+        (LayoutRequest(ranks=7, ranks_per_node=2), "-n 7, but --ranks-per-node 2 on 4 nodes is 8"),
+    ],
+)
+def test_a_request_that_cannot_be_fulfilled(asked, part):
+    with pytest.raises(ConfigurationError) as caught:
+        choose_layout(FOUR, asked)
+    assert part in str(caught.value)
+
+
+@given(st.integers(1, 64), st.lists(st.integers(1, 16), min_size=1, max_size=6))
+def test_ranks_are_spread_evenly_and_nowhere_beyond_the_cores(ranks, cores):
+    given_cores = make(*((each, 0) for each in cores))
+    if ranks > sum(cores):
+        with pytest.raises(ConfigurationError):
+            choose_layout(given_cores, LayoutRequest(ranks=ranks))
+        return
+    layout = choose_layout(given_cores, LayoutRequest(ranks=ranks))
+    used = dict(zip(layout.hosts, layout.ranks_of, strict=True))
+    full = [used.get(node.host, 0) for node in given_cores.nodes]
+    assert sum(full) == ranks
+    assert all(there <= node.cores for there, node in zip(full, given_cores.nodes, strict=True))
+    # Where two nodes differ by more than one, the lesser is full.
+    least = [
+        there for there, node in zip(full, given_cores.nodes, strict=True) if there < node.cores
+    ]
+    assert not least or max(full) <= min(least) + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "without", "hosts", "ranks"),
+    [
+        (FOUR, LayoutRequest(ranks=8), ("n2",), ("n1", "n3", "n4"), (2, 2, 2)),
+        (FOUR, LayoutRequest(ranks_per_node=3), ("n1", "n4"), ("n2", "n3"), (3, 3)),
+        # One that was spare takes the place.
+        (FOUR, LayoutRequest(ranks=9, nodes=3), ("n1",), ("n2", "n3", "n4"), (3, 3, 3)),
+        (FOUR, LayoutRequest(ranks=2), ("n1",), ("n2", "n3"), (1, 1)),
+        (FOUR, LayoutRequest(ranks=2), ("n1", "n2", "n3"), ("n4",), (1,)),
+        (UNEVEN, LayoutRequest(), ("n1",), ("n2",), (2,)),
+        (GIVEN, LayoutRequest(), ("n1",), ("n2",), (3,)),
+    ],
+)
+def test_nodes_that_were_lost_are_left_out(given, asked, without, hosts, ranks):
+    layout = choose_layout(given, asked, without)
+    assert (layout.hosts, layout.ranks_of, layout.world) == (hosts, ranks, sum(ranks))
+
+
+@pytest.mark.parametrize("asked", [LayoutRequest(), LayoutRequest(ranks_per_node=1)])
+def test_without_any_node_there_is_no_layout(asked):
+    given = make((8, 1), (8, 1), cpus_per_gpu=2)
+    with pytest.raises(ConfigurationError, match="no node of this job is left"):
+        choose_layout(given, asked, ("n1", "n2"))
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "cores", "note"),
+    [
+        (make((8, 0), cpus_per_task=4), 4, 2, "4 cores for each rank were asked for, 2 are there;"),
+        (make((8, 0), cpus_per_task=2), 4, 2, ""),
+        (make((8, 2), cpus_per_gpu=1), None, 1, ""),
+        (make((2, 4), (2, 4), tasks=8, tasks_per_node=(4, 4)), None, 1, "fewer cores than ranks"),
+    ],
+)
+def test_cores_that_are_not_there_are_noted(given, ranks, cores, note):
+    layout = choose_layout(given, LayoutRequest(ranks=ranks))
+    assert layout.cores == cores and note in layout.note and bool(note) == bool(layout.note)
+    assert ("--cpus-per-gpu" in layout.note) == note.endswith(";")
+    assert ("--overcommit" in layout.srun_options()) == note.startswith("fewer")

@@ -35,7 +35,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.front import attempt, front, launch_plan
 from mpiddp.front.job_end import Exit, repeats
 from mpiddp.front.rank_command import make_rank_command
-from mpiddp.launch.script import other_words
+from mpiddp.launch.script import command_line, other_words
 from mpiddp.launch.script.command_line import (
     COMMANDS,
     FRONT,
@@ -84,39 +84,7 @@ def run(*words: str, **variables: str) -> launchers.Result:
     return launchers.run_python(*MPIDDP[1:], *words, env=environment, cwd=None)
 
 
-def read_dry(*words: str, **variables: str) -> list[str]:
-    """The words of the line that --dry-run prints."""
-    done = run("--dry-run", *words, **variables)
-    assert (done.returncode, done.stderr) == (0, "")
-    return launchers.read_words(shlex.split(done.stdout))
-
-
 # ---- the command line ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "given", "ranks", "module", "rest"),
-    [
-        ("-n 4 x.py -n 5", [("-n", "4")], "", None, "x.py -n 5"),
-        ("-n4 --timeout 5 x.py", [("-n", "4")], "--timeout 5", None, "x.py"),
-        ("--timeout=5 --nodes=2 x.py", [("--nodes", "2")], "--timeout=5", None, "x.py"),
-        ("-n 2 -m a.b --launcher x", [("-n", "2")], "", "a.b", "--launcher x"),
-        ("-ma.b c", [], "", "a.b", "c"),
-        ("-n 2 -m mpiddp.doctor --output j.json", [("-n", "2")], "", None,
-         "doctor --output j.json"),
-        ("--min-nodes 2 --dry-run -- -x.py", [("--min-nodes", "2"), ("--dry-run", "")], "", None,
-         "-x.py"),
-        ("--port-range 1-9 x.py", [], "--port-range 1-9", None, "x.py"),
-        ("--allow-shared-gpu x.py", [], "--allow-shared-gpu", None, "x.py"),
-        # mpirun's: it is refused as an unknown option.
-        ("-np 2 x.py", [], "-np", None, "2 x.py"),
-        ("", [], "", None, ""),
-    ],
-)  # fmt: skip
-def test_a_command_line_is_cut_before_the_program(words, given, ranks, module, rest):
-    line = split(words.split())
-    assert (list(line.front), line.module) == (given, module)
-    assert (" ".join(line.ranks), " ".join(line.rest)) == (ranks, rest)
 
 
 WORD = st.binary(max_size=20).map(lambda word: os.fsdecode(word.replace(b"\0", b"")))
@@ -194,12 +162,24 @@ def test_what_to_type_exists_and_what_is_explained_does_not():
     assert {*measuring} == benchmarks.COMMANDS.keys() - COMMANDS.keys() - {"checkpoint"}
 
 
+def test_the_trainer_names_options(folder):
+    words = ["--data", "toy", "--samples", "8", "--batch-size", "90", "--quiet"]
+    done = launchers.run_python("-m", "mpiddp.train", *words, cwd=folder)
+    share = "expected at most 7, a rank's share of 7 training samples on 1 ranks, found 90"
+    assert (done.returncode, done.stderr) == (2, f"mpiddp: --batch-size: {share}\n")
+
+
+def test_the_help_has_a_line_for_every_command():
+    listed = re.findall(r"mpiddp (?:\[OPTIONS\] )?([a-z|]+)", command_line.USAGE)
+    assert sorted("|".join(listed).split("|")) == sorted(command_line.COMMANDS)
+
+
 # ---- what would be started -------------------------------------------------------------------
 
 
 @pytest.fixture
 def dry(folder, monkeypatch, capsys):
-    """As `read_dry`, in this process."""
+    """The words of the line that --dry-run prints; those of pins.json are not repeated here."""
 
     def read(*words: str) -> list[str]:
         assert call(["--dry-run", *words], monkeypatch) == 0
@@ -208,61 +188,32 @@ def dry(folder, monkeypatch, capsys):
     return read
 
 
-def test_a_dry_run_names_launcher_ranks_and_program(folder):
-    words = read_dry("-n", "3", "--timeout", "9", "hello.py", "a b", "--n")
-    own = Path(sys.prefix, "bin", "mpirun")
-    assert str(own) in words and words[words.index("-n") + 1] == "3"
-    program = [sys.executable, "-m", "mpiddp", "--timeout", "9", "hello.py", "a b", "--n"]
-    assert words[-len(program) :] == program
-    assert not (folder / "state").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "program"),
-    [
-        (["train", "--epochs", "1"], ["-m", "mpiddp", "train", "--epochs", "1"]),
-        (["doctor"], ["-m", "mpiddp", "doctor"]),
-        (["-m", "mpiddp.train", ":"], ["-m", "mpiddp", "train", ":"]),
-        (["-m", "this", "x"], ["-m", "mpiddp", "-m", "this", "x"]),
-        (["./train"], ["-m", "mpiddp", "./train"]),
-        (["--", "-odd.py"], ["-m", "mpiddp", "--", "-odd.py"]),
-    ],
-)
-def test_what_each_rank_runs(folder, dry, words, program):
-    for name in ("train", "doctor", "-odd.py"):
-        (folder / name).touch()
-    assert dry("-n", "2", *words)[-len(program) :] == program
-
-
-def test_pythons_own_options_and_a_prefix_reach_the_ranks(folder):
-    words = ("-u", "-X", "dev", *MPIDDP[1:], "-n", "1", "--dry-run", "hello.py")
-    environment = {"MPIDDP_WRAP": "nice -n '1'"}
-    done = launchers.run_python(*words, env=environment, cwd=folder)
-    start = ["nice", "-n", "1", sys.executable, "-u", "-X", "dev", "-m", "mpiddp", "hello.py"]
-    assert launchers.read_words(shlex.split(done.stdout))[-len(start) :] == start
+def test_a_prefix_reaches_the_ranks(dry, monkeypatch):
     # Where the ranks are in a container, their Python and script may be as well.
-    assert read_dry("-n", "1", "--python", "py", "gone.py", MPIDDP_WRAP="env")[-5:] == [
-        "env", "py", "-m", "mpiddp", "gone.py",
-    ]  # fmt: skip
+    monkeypatch.setenv("MPIDDP_WRAP", "nice -n '1'")
+    words = dry("-n", "1", "--python", "py", "gone.py")
+    assert words[-7:] == ["nice", "-n", "1", "py", "-m", "mpiddp", "gone.py"]
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"),
+    ("words", "own", "program"),
     [
-        ("-m mpiddp", ""),
-        ("-um mpiddp", "-u"),
-        ("/bin/mpiddp", ""),
-        ("-B -X dev -Wdefault -m mpiddp", "-B -X dev -Wdefault"),
-        ("--check-hash-based-pycs always -mmpiddp", "--check-hash-based-pycs always"),
+        ("-m mpiddp", "./train :", "./train :"),
+        ("-um mpiddp", "-m mpiddp.train :", "train :"),
+        ("/bin/mpiddp", "-- -odd.py", "-- -odd.py"),
+        ("-B -X dev -Wdefault -m mpiddp", "-m this x", "-m this x"),
+        ("--check-hash-based-pycs always -mmpiddp", "doctor -u", "doctor -u"),
     ],
 )
-def test_which_words_are_pythons_own(folder, monkeypatch, words, kept):
-    own = ["-n", "2", "hello.py", "-m", "-u"]
+def test_what_each_rank_runs(folder, monkeypatch, words, own, program):
+    for name in ("train", "-odd.py"):
+        (folder / name).touch()
+    own = ["-n", "2", *own.split()]
     monkeypatch.setattr(sys, "argv", ["mpiddp", *own])
     monkeypatch.setattr(sys, "orig_argv", ["python", *words.split(), *own])
-    program = launchers.read_words(make_rank_command(split(own), FrontOptions()))
-    expected = [sys.executable, *kept.split(), "-m", "mpiddp", "hello.py", "-m", "-u"]
-    assert program == expected
+    found = launchers.read_words(make_rank_command(split(own), FrontOptions()))
+    kept = re.sub("(-m ?|/bin/|(?<=u)m )mpiddp", "", words)
+    assert " ".join(found) == " ".join([sys.executable, *kept.split(), "-m mpiddp", program])
 
 
 def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
@@ -277,13 +228,6 @@ def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
         make_rank_command(line, FrontOptions())
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
     assert make_rank_command(line, FrontOptions())[-2:] == ["_-m", "_editable.part"]
-
-
-def test_the_launchers_options_stand_before_the_number_of_ranks(dry):
-    options = ("--launcher-options", "-x 'A B'", "--launcher-options=-v")
-    words = dry("-n", "2", *options, "hello.py")
-    at = words.index("-x")
-    assert words[at : at + 5] == ["-x", "A B", "-v", "-n", "2"]
 
 
 def test_a_policy_of_the_user_replaces_ours_since_open_mpi_refuses_two():
@@ -318,44 +262,14 @@ def test_auto_is_one_rank_per_gpu_else_per_core(dry, monkeypatch, given, gpus, r
     assert not any(word.startswith("OMP_NUM_THREADS=") for word in words)
 
 
-@pytest.mark.parametrize(
-    ("visible", "gpus"),
-    [
-        *[("0", 1), ("3,1", 2), ("0,-1,2", 1), ("GPU-a,GPU-b", 2), ("MIG-a", 1), (" 0 , 1 ", 2)],
-        *[(none, 0) for none in ("", "-1", "NoDevFiles", "none", "void", "None")],
-    ],
-)
-def test_gpus_that_may_be_used(visible, gpus, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert launch_plan.count_gpus() == gpus
-
-
-@pytest.mark.parametrize("name", ["-", "/dev/fd/0"])
-def test_a_script_that_can_be_read_once_is_refused(name):
-    done = launchers.run_python("-m", "mpiddp", "-n", "2", name, input="print('hello')\n")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"mpiddp: each rank reads the script, and {name!r} is what this process reads alone: save "
-        "it to a file, and give its name\n"
-    )
-
-
 @pytest.mark.mpi
-def test_a_shell_that_mpirun_has_started_starts_ranks(tmp_path):
-    (tmp_path / "say.py").write_text("import os\nos.write(1, os.environ['WORLD_SIZE'].encode())\n")
-    line = shlex.join([*MPIDDP, "-n", "2", "say.py"])
+def test_a_shell_that_mpirun_has_started_starts_ranks_though_it_has_no_home(tmp_path):
+    """As in services and jobs of cron: Open MPI's mpirun needs a home."""
+    (tmp_path / "say.py").write_text("import os\nos.write(1, os.environ['HOME'].encode())\n")
+    line = shlex.join(["env", "-u", "HOME", *MPIDDP, "-n", "2", "say.py"])
     words = ["-c", f"import os; os.execlp('sh', 'sh', '-c', {line!r})"]
     result = launchers.run("openmpi", 1, words, cwd=tmp_path).expect(0)
-    assert result.stdout == "22", result
-
-
-@pytest.mark.mpi
-def test_ranks_start_where_there_is_no_home(tmp_path):
-    """As in services and jobs of cron: Open MPI's mpirun needs one."""
-    (tmp_path / "say.py").write_text("import os\nprint(os.environ['HOME'])\n")
-    words = (sys.executable, "-m", "mpiddp", "-n", "1", tmp_path / "say.py")
-    result = launchers.execute("env", "-u", "HOME", *words, timeout=SECONDS, cwd=tmp_path)
-    assert result.stdout == f"{pwd.getpwuid(os.getuid()).pw_dir}\n", result
+    assert result.stdout == 2 * pwd.getpwuid(os.getuid()).pw_dir, result
 
 
 @pytest.mark.by_default("openmpi")
@@ -377,62 +291,41 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("-n x hello.py", "-n: expected auto or an integer from 1 to 1000000000"),
         ("-n 2 -n 3 hello.py", "-n is given twice"),
         ("-n", "-n expects a value, N: Ranks; or auto"),
-        (
-            "-n 2 --console",
-            "--console expects a value, RANKS: Ranks that print to the console: all",
-        ),
         ("-n 2 --hlep x", "unknown option --hlep (did you mean --help?)"),
         ("-n 2", "no SCRIPT given; python"),
+        ("-n 2 -", "each rank reads the script, and '-' is what this process reads alone: save"),
+        ("-n 2 /dev/fd/0", "and '/dev/fd/0' is what this process reads alone"),
         ("-n 2 --hosts hello.py", "given: hello.py was taken for the value of --hosts;"),
         ("--hosts a:2 b:2 hello.py", "b:2 stands where the script does: type --hosts a:2,b:2\n"),
         ("-n 2 --site-defaults x.toml hello.py", "does: type --site-defaults=x.toml\n"),
         ("--hostfile= hello.py", "mpiddp: --hostfile: expected PATH, found ''\n"),
-        ("-n 2 gone.py", "there is no script 'gone.py'"),
         ("-n 2 below", "'below' is a directory without a __main__.py"),
         ("-n 2 -m no.such", "no module named 'no'"),
         ("-n 2 -m", "-m expects the name of a module"),
         ("-n 2 --epochs 3 hello.py", "unknown option --epochs; options of the script"),
-        ("-n 2 --labels hello.py", "(did you mean --label?)"),
         ("-n 2 trian", "(did you mean train?)"),
         ("-n 2 train --learning-rat 1", "mpiddp: unknown option --learning-rat (did you mean --le"),
         ("-n 2 train --model mpl", "mpiddp: --model: expected one of auto, convnet"),
-        ("-n 2 train --weights gone.pt --name new", "mpiddp: --weights: there is no gone.pt\n"),
         ("-n 2 train --name done", "mpiddp: --name: the run runs/done has finished and is not"),
-        ("-n 2 doctor --json x", "mpiddp: unknown option --json: type --output FILE.json\n"),
         ("-n 2 doctor --output gone/x.json", "mpiddp: gone/x.json cannot be written: there is no"),
-        (
-            "-n 2 --timeout -1 --nproc-per-node 2 x",
-            "option of torchrun; for mpiddp, type -n N or -n",
-        ),
-        (
-            "-n 2 --master_addr=x x",
-            "of torchrun and deepspeed; for mpiddp, leave it out: MPI knows",
-        ),
-        ("--gres gpu:2 x", "--gres is an option of srun; for mpiddp, type -n N, a rank for each"),
+        ("-n 2 --master_addr=x x", "of torchrun and deepspeed; for mpiddp, leave it out: MPI kno"),
         ("-np 2 x", "-np is an option of mpirun and horovodrun; for mpiddp, type -n N\n"),
         ("-N2 x", "in a scheduler's job or with --hosts; as an option of srun, type --nodes N\n"),
         ("-n 2 prove", "(for mpiddp, type python -m mpiddp bench prove)"),
         ("-n 2 simualte", "(did you mean bench simulate?)"),
         ("-n 2 launch", "(for mpiddp, type python -m mpiddp -n N SCRIPT)"),
-        ("-n 2 checkpoint", "(did you mean checkpoints?)"),
-        ("-n 2 --console x hello.py", "--console: expected all, none, or ranks"),
         ("-n 2 --console 5,2-3 hello.py", "--console 5,2-3 names none of the job's ranks"),
-        ("-n 2 --dry-run=yes hello.py", "--dry-run takes no value"),
         ("-n 2 --timeout 3 train", "--timeout belongs after train"),
         ("-n 2 stacks", "stacks starts no ranks"),
-        ("hello.py -n 2", "-n stands after hello.py"),
         ("train -n 2 --data toy", "-n stands after train: put it before\n"),
         ("--nodes 2 hello.py", "--nodes counts the nodes of a job"),
-        ("--launcher srun hello.py", "this shell has none"),
         ("--launcher /no/mpirun hello.py", "'/no/mpirun' is not a program"),
         ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
         ("--launcher none -n 1 hello.py", "leave out -n, --nodes and --ranks-per-node"),
         ("--launcher none --launcher-options -v hello.py", "and --launcher is none"),
         ("--launcher none --debug hello.py", "--debug is for ranks that are started here"),
-        ("--restarts -1 hello.py", "--restarts: expected an integer >= 0, found '-1'"),
         ("--restarts 1 --restart-window nan hello.py", "--restart-window: expected 0 or more"),
         ("--restart-window 9 hello.py", "--restart-window has no effect without restarts: add -"),
         ("--min-nodes 2 hello.py", "counts the nodes of a job, and this shell"),
@@ -440,13 +333,14 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
         ("-n 100000000 hello.py", "-n 100000000 is more than 64 ranks per core"),
         ("--python /no/python -n 1 hello.py", "--python names '/no/python' as the program that"),
         ("-n 1 --job-log hello.py/logs hello.py", "cannot write to"),
+        ("-n 2 --job-log logs hello.py", "--job-log"),
         ("-n 1 --log-dir hello.py/logs hello.py", "hello.py/logs"),
-        ("-n 1 --tuning no.json hello.py", "--tuning: no.json cannot be read: No such file"),
         ("-n 1 train --tuning=below", "--tuning: below cannot be read: Is a directory"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(folder, monkeypatch, capsys, words, part):
     (folder / "below").mkdir()
+    (folder / "logs" / f"job-{job_directory.choose_name()}.err").mkdir(parents=True)
     (folder / "runs" / "done").mkdir(parents=True)
     (folder / "runs" / "done" / "outcome.json").write_text('{"code": 0}')
     monkeypatch.setattr(
@@ -479,12 +373,7 @@ def call(words: Sequence[str], monkeypatch) -> int:
 
 @pytest.mark.parametrize(
     ("words", "text"),
-    [
-        (["package/module.py"], b"def f(:\n  pass\n"),
-        (["-m", "package.module"], b"return 1\n"),
-        (["package/module.py"], b"# coding: none\n"),
-        (["-m", "package.module"], b"\xff"),
-    ],
+    [(["-m", "package.module"], b"return 1\n"), (["package/module.py"], b"# coding: none\n")],
 )
 def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, capsys, words, text):
     monkeypatch.setattr(launch_plan, "find_mpirun", lambda _: pytest.fail("it is being started"))
@@ -496,8 +385,7 @@ def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, cap
     said = capsys.readouterr().err
     assert "SyntaxError: " in said and "Traceback" not in said
     # As Python itself says it, apart from mistakes in bytes, where it names no file.
-    alone = launchers.run_python(script).stderr
-    assert said == alone or text[0] in b"#\xff"
+    assert text[0] in b"#" or said == launchers.run_python(script).stderr
 
 
 def test_a_directory_that_was_deleted_starts_nothing(folder, monkeypatch, capsys):
@@ -509,12 +397,6 @@ def test_a_directory_that_was_deleted_starts_nothing(folder, monkeypatch, capsys
     assert "the current directory has been deleted" in line
     with pytest.raises(ConfigurationError, match="the current directory has been deleted"):
         mpiddp.ranks(2)
-
-
-def test_a_rank_starts_no_ranks(folder):
-    done = run("-n", "2", "hello.py", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "-n is for what starts ranks, and this process is one" in done.stderr
 
 
 # ---- in an allocation ------------------------------------------------------------------------
@@ -547,31 +429,9 @@ def allocation(folder, monkeypatch) -> Path:
     return folder
 
 
-def test_in_an_allocation_srun_is_the_launcher(allocation, monkeypatch, capsys):
-    assert call(["--dry-run", "--ranks-per-node", "2", "hello.py"], monkeypatch) == 0
-    words = shlex.split(capsys.readouterr().out)
-    assert words[:5] == ["env", "-u", "SLURM_GPUS_PER_NODE", "SRUN_CPUS_PER_TASK=2", "srun"]
-    assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--mpi=pmix"} <= set(words)
-
-
-@pytest.mark.parametrize(("code", "kind"), [(0, "--host"), (1, "-hosts")])
-def test_in_an_allocation_mpirun_is_told_the_hosts(allocation, monkeypatch, capsys, code, kind):
-    version = ("mpirun (Open MPI) 5.0.11", "HYDRA build details:")[code]
-    write_program(allocation / "bin" / "its-mpirun", f"echo '{version}'")
-    words = ["--dry-run", "-n", "3", "--launcher", "its-mpirun", "hello.py"]
-    assert call(words, monkeypatch) == 0
-    words = shlex.split(capsys.readouterr().out)
-    at = words.index(kind)
-    assert words[at : at + 4] == [kind, "n1:2,n2:1", "-n", "3"]
-
-
 @pytest.mark.parametrize(
     ("library", "text", "pmi"),
-    [
-        ("libmpi.so.40", "", "pmix"),
-        ("libmpi.so.12", "", "pmi2"),
-        ("libmpi.so.12", "'--with-pmix=/usr'", "pmix"),
-    ],
+    [("libmpi.so.12", "", "pmi2"), ("libmpi.so.12", "'--with-pmix=/usr'", "pmix")],
 )
 def test_srun_is_told_what_the_library_speaks(allocation, monkeypatch, capsys, library, text, pmi):
     path = allocation / library
@@ -588,13 +448,10 @@ def test_srun_is_told_what_the_library_speaks(allocation, monkeypatch, capsys, l
     ("words", "job", "is_front"),
     [
         ("hello.py", "", False),
-        ("hello.py", "7", True),
         ("-m this", "7", True),
         ("train --epochs 1", "7", True),
-        ("train --epochs 1", "", False),
         ("stacks", "7", False),
         ("train --help", "7", False),
-        ("--help", "7", False),
         ("-n 2 --help", "", False),
         ("-n 2 hello.py --help", "", True),
     ],
@@ -609,21 +466,6 @@ def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
     assert not __main__._is_front(line)
     # A rank may start ranks, if it asks for some.
     assert __main__._is_front(line, is_started_by_rank=True) == (is_front and bool(line.front))
-
-
-def test_help_is_shown_beside_the_fronts_options(folder):
-    done = run("-n", "2", "--help")
-    assert done.returncode == 0 and "--restarts N" in done.stdout
-    done = run("-n", "2", "--version")
-    assert (done.returncode, done.stdout) == (0, f"mpiddp {mpiddp.__version__}\n")
-
-
-def test_a_slurm_that_answers_with_an_error_starts_nothing(allocation, monkeypatch, capsys):
-    (allocation / "record").unlink()
-    assert call(["-n", "2", "hello.py"], monkeypatch) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "Slurm does not answer about this job (scontrol show job -d 7): cat:" in line
-    assert not (allocation / "srun.words").exists()
 
 
 # ---- restarts --------------------------------------------------------------------------------
@@ -674,30 +516,28 @@ def lost(host: str) -> Exit:
 
 
 def test_all_ranks_are_started_again_until_they_succeed(folder, monkeypatch, capsys):
-    attempts = Attempts(monkeypatch, Exit(1), Exit(137, outcome={"code": 6}), Exit(0))
+    attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 6}), Exit(1), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == 0
     assert attempts.counts == ["0", "1", "2"]
-    assert {each["TORCHELASTIC_MAX_RESTARTS"] for each in attempts.variables} == {"3"}
     # Each attempt is another one, in the same directory, which goes at the end.
     assert len({each["MPIDDP_ATTEMPT_TOKEN"] for each in attempts.variables}) == 3
     [directory] = {each["MPIDDP_JOB_DIRECTORY"] for each in attempts.variables}
     assert not Path(directory).exists()
     said = capsys.readouterr().err
-    assert "exit code 1: " in said and "restart 1 of 3" in said
-    assert "exit code 6: " in said and "restart 2 of 3" in said
+    assert "exit code 6: " in said and "restart 1 of 3" in said
+    # The outcome of the attempt before is not this one's.
+    assert "exit code 1: " in said and "restart 2 of 3" in said
 
 
-@pytest.mark.parametrize("code", [0, 2, 3, 5, 75, 130])
+@pytest.mark.parametrize("code", [0, 5, 75])
 def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch, capsys, code):
     attempts = Attempts(monkeypatch, Exit(code), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == code
     assert len(attempts.commands) == 1
     # A script may have chosen the code, and its user waits for a restart.
-    line = f"mpiddp: attempt ended with exit code {code}: "
-    said = [each for each in capsys.readouterr().err.splitlines() if each.startswith(line)]
-    assert [each.endswith("; there is no restart after this code") for each in said] == (
-        [True] if code in (2, 3, 5) else []
-    )
+    said = f"mpiddp: attempt ended with exit code {code}: ", "; there is no restart after this code"
+    err = capsys.readouterr().err
+    assert all((part in err) == (code == 5) for part in said)
     # Nor where the outcome says so, whatever the launcher's code is.
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": code}), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == code
@@ -716,11 +556,6 @@ def test_standard_input_is_offered_to_a_rank_of_this_host(folder, allocation, mo
     for options in ("--tag-output", "--stdin all", "--stdin=1"):
         assert attempts.start("-n", "2", f"--launcher-options={options}") == 0
     assert attempts.offers[3:] == [True, False, False]
-
-
-def test_an_outcome_of_the_attempt_before_is_not_this_ones(folder, monkeypatch):
-    attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 4}), Exit(1))
-    assert attempts.start("-n", "2", "--restarts", "1") == 1
 
 
 def test_an_attempt_that_cannot_begin_leaves_the_code_of_the_one_before(
@@ -749,17 +584,6 @@ def test_what_cannot_be_said_changes_no_code(allocation, monkeypatch):
     assert (allocation / "asked").read_text() == "requeue 7\n" * 2
 
 
-@pytest.mark.parametrize("end", ["out", "err"])
-def test_a_file_of_all_output_that_cannot_be_written_is_a_mistake(folder, monkeypatch, capsys, end):
-    Path("logs", f"job-{job_directory.choose_name()}.{end}").mkdir(parents=True)
-    monkeypatch.setattr(
-        attempt.Launch, "run", lambda *_, **__: pytest.fail("something was started")
-    )
-    assert call(["-n", "2", "--job-log", "logs", "hello.py"], monkeypatch) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "cannot write to" in line and "--job-log" in line
-
-
 def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys):
     def fill(_, command, variables, files, **more: object) -> Exit:
         Path(files.error).write_bytes(b"first\n" + b"x" * (1 << 20) + b"\nlast\n")
@@ -771,9 +595,7 @@ def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys
     assert said.endswith("x\nlast\n") and "first" not in said and len(said) < 1 << 17
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_a_signal_between_two_attempts_ends_the_job(folder, monkeypatch, number, code):
     attempts = Attempts(monkeypatch, Exit(1), Exit(0))
     report = front.say
@@ -806,8 +628,7 @@ def test_a_job_that_was_asked_to_end_says_so_once(folder, monkeypatch, capsys, e
 @pytest.mark.parametrize(
     ("words", "outcome", "said"),
     [
-        (["train"], {"code": 1}, "to continue this run, type the same command with --name 'a b'"),
-        (["-m", "mpiddp.train"], {"code": 130}, "type the same command with --name 'a b'"),
+        (["-m", "mpiddp.train"], {"code": 1}, "this run, type the same command with --name 'a b'"),
         (["train", "--name=a b"], {"code": 75}, "type the same command\n"),
         (["train"], {"code": 2}, None),
         (["train"], {"code": 6, "path": None}, None),
@@ -921,7 +742,8 @@ def test_a_preemption_during_the_preflight_is_no_fault_of_a_node(folder, monkeyp
 
 
 ERROR = {"code": 1, "reason": "KeyError: 3 at 0x7f", "host": "n1", "step": None}
-LOSS = {**ERROR, "code": 6, "lost_rank": 1}
+RUN, FAULT = {**ERROR, "path": "x"}, {**ERROR, "node_fault": "x"}
+LOSS = {**ERROR, "code": 6, "lost_rank": 1, "lost_host": "n1"}
 CRASH = {**LOSS, "reason": "rank 1 on n1 was lost: it was killed by SIGSEGV"}
 SILENT = {**LOSS, "reason": "rank 1 on n1 was lost: it is silent"}
 LEFT = {**LOSS, "reason": "rank 1 on n1 left early: it left with exit code 1 without closing"}
@@ -933,28 +755,22 @@ LEFT = {**LOSS, "reason": "rank 1 on n1 left early: it left with exit code 1 wit
         (ERROR, {**ERROR, "host": "n2"}, 1, True),
         # A script's own text may say how far it came; of a step that is known it need not.
         (ERROR, {**ERROR, "reason": "KeyError: 4 at 0x55f"}, 1, False),
-        ({**ERROR, "path": "x"}, {**ERROR, "path": "x", "reason": "KeyError: 4 at 0x7f"}, 1, True),
+        (RUN, {**RUN, "reason": "KeyError: 4 at 0x7f"}, 1, True),
         # Any error may be behind an exit code.
         ({**ERROR, "reason": "SystemExit: 1"}, {**ERROR, "reason": "SystemExit: 1"}, 1, False),
         (LEFT, LEFT, 1, False),
-        (ERROR, {**ERROR, "reason": "ValueError: 3"}, 1, False),
         (ERROR, {**ERROR, "code": 4}, 1, False),
         (ERROR, {**ERROR, "reason": ""}, 1, False),
         (ERROR, None, 1, False),
         # A script that ran for long may have taken many steps; a trainer's run says which.
         (ERROR, ERROR, 1000, False),
-        ({**ERROR, "path": "x"}, {**ERROR, "path": "x"}, 1000, True),
-        ({**ERROR, "path": "x"}, {**ERROR, "path": "x", "step": 5}, 1, False),
+        (RUN, RUN, 1000, True),
+        (RUN, {**RUN, "step": 5}, 1, False),
         # Two machines that fail are no fault of the script's; crashes are, wherever they happen.
-        ({**ERROR, "node_fault": "x"}, {**ERROR, "node_fault": "x", "host": "n2"}, 1, False),
-        ({**ERROR, "node_fault": "x"}, {**ERROR, "node_fault": "x"}, 1, True),
-        ({**SILENT, "lost_host": "n1"}, {**SILENT, "lost_host": "n2"}, 1, False),
-        (
-            {**CRASH, "lost_host": "n1"},
-            {**CRASH, "lost_host": "n2", "reason": CRASH["reason"].replace("1", "2")},
-            1,
-            True,
-        ),
+        (FAULT, {**FAULT, "host": "n2"}, 1, False),
+        (FAULT, FAULT, 1, True),
+        (SILENT, {**SILENT, "lost_host": "n2"}, 1, False),
+        (CRASH, {**CRASH, "lost_host": "n2", "reason": CRASH["reason"].replace("1", "2")}, 1, True),
     ],
 )
 def test_the_same_error_before_any_step_is_not_tried_a_third_time(
@@ -973,12 +789,11 @@ def test_with_too_few_nodes_left_there_is_no_restart(allocation, monkeypatch, ca
     # Slurm has taken the second node from the job.
     record = allocation / "record"
     record.write_text(record.read_text().replace("n[1-2]", "n1"))
-    attempts = Attempts(monkeypatch, Exit(1), Exit(0))
+    attempts = Attempts(monkeypatch, Exit(1), Exit(1), Exit(0))
     assert attempts.start("--restarts", "1", "--min-nodes", "2") == 1
     assert "1 of 2 nodes left" in capsys.readouterr().err
-    attempts = Attempts(monkeypatch, Exit(1), Exit(0))
     assert attempts.start("--restarts", "1") == 0
-    assert "--exclude=n2" in attempts.commands[1]
+    assert "--exclude=n2" in attempts.commands[2]
 
 
 def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatch):
@@ -996,14 +811,12 @@ def test_a_job_that_was_preempted_is_requeued_where_asked(allocation, monkeypatc
     assert asked.read_text() == "requeue 7\nrequeue 5_3\n"
 
 
+REQUEUE = ["--requeue"]
+
+
 @pytest.mark.parametrize(
     ("variable", "words", "code"),
-    [
-        ("SGE_TASK_ID", ["--requeue"], 99),
-        ("SGE_TASK_ID", [], 75),
-        ("OAR_NODEFILE", ["--requeue"], 99),
-        ("LSB_JOBID", ["--requeue"], 75),
-    ],
+    [("SGE_TASK_ID", [], 75), ("OAR_NODEFILE", REQUEUE, 99), ("LSB_JOBID", REQUEUE, 75)],
 )
 def test_other_schedulers_are_told_by_an_exit_code(variable, words, code, tmp_path, monkeypatch):
     (tmp_path / "hello.py").touch()

@@ -1,4 +1,4 @@
-"""From listening sockets to an agreed address, over real sockets on loopback."""
+"""From listening sockets to an agreed address, and to the store that serves on it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy
 import psutil
 import pytest
+import torch
+import torch.distributed as distributed
+from torch.distributed import TCPStore
 
+import launchers
 from mpiddp.errors import ConfigurationError, UnreachableError
+from mpiddp.launch.mpi.world import World
 from mpiddp.launch.network.interfaces import Candidate
-from mpiddp.launch.rendezvous import address_agreement
+from mpiddp.launch.rendezvous import address_agreement, store
 from mpiddp.launch.rendezvous import offers as offers_module
 from mpiddp.launch.rendezvous.offers import Attempt, Offer, OfferServer
+from mpiddp.launch.rendezvous.store import Meeting
 from mpiddp.process.sockets import listener
 
 FIRST = Candidate("127.0.0.2", "eth0")
@@ -33,7 +40,6 @@ REACHED = Attempt("127.0.0.1")
 
 
 def listening() -> set[tuple[str, int]]:
-    """What this process listens on."""
     connections = psutil.Process().net_connections("tcp")
     return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
 
@@ -50,19 +56,12 @@ def try_offers(offers, token, seconds=HUNG, grace=HUNG):
 
 @contextlib.contextmanager
 def receive(*candidates):
-    """A OfferServer that is closed at the end whatever the test did."""
+    """An OfferServer that is closed at the end whatever the test did."""
     made = OfferServer(candidates)
-    closed = []
-
-    def hand_over(index):
-        closed.append(True)
-        return OfferServer.hand_over(made, index)
-
-    made.hand_over = hand_over
     try:
         yield made
     finally:
-        if not closed:
+        with contextlib.suppress(OSError):  # It was closed.
             made.hand_over(None)
 
 
@@ -101,18 +100,15 @@ def closed_port(address: str) -> Offer:
 
 
 def test_every_offer_is_reached_and_tells_this_ends_address():
-    with receive(FIRST, SECOND) as host:
+    # 192.0.2.0/24 is reserved for documentation: no host has it.
+    absent = Candidate("192.0.2.77", "eth5")
+    with receive(FIRST, absent, SECOND) as host, receive(FIRST) as another:
         assert [offer.candidate for offer in host.offers] == [FIRST, SECOND]
-        attempts = try_offers(host.offers, host.token)
-    assert attempts == (REACHED, REACHED)
-
-
-def test_two_jobs_have_two_tokens():
-    with receive(FIRST) as one, receive(FIRST) as other:
-        assert one.token != other.token and len(one.token) == 16
-        assert one.offers[0].port != other.offers[0].port
-        (attempt,) = try_offers(other.offers, one.token)
-    assert attempt == Attempt(None, "another host answered")
+        assert try_offers(host.offers, host.token) == (REACHED, REACHED)
+        (attempt,) = try_offers(another.offers, host.token)
+    assert attempt == Attempt(None, "another host answered") and len(host.token) == 16
+    with pytest.raises(UnreachableError, match=r"192\.0\.2\.77 on eth5: "):
+        OfferServer([absent])
 
 
 @pytest.mark.parametrize(
@@ -122,16 +118,6 @@ def test_another_server_is_not_mistaken_for_rank_0(answer):
     with another_server("127.0.0.5", answer) as offer:
         (attempt,) = try_offers([offer], b"t" * 16)
     assert attempt == Attempt(None, "another host answered")
-
-
-def test_a_silent_server_costs_the_time_limit_and_no_more():
-    with another_server("127.0.0.5", None) as offer:
-        began = time.monotonic()
-        (attempt,) = try_offers([offer], b"t" * 16, seconds=0.5)
-        seconds = time.monotonic() - began
-    assert attempt.local_address is None
-    assert attempt.problem in ("no answer", "timed out")
-    assert 0.4 < seconds < HUNG
 
 
 def test_once_one_answers_the_silent_ones_get_the_grace_only():
@@ -144,16 +130,6 @@ def test_once_one_answers_the_silent_ones_get_the_grace_only():
     assert attempts[1] == REACHED
     assert attempts[2] == Attempt(None, "Connection refused")
     assert seconds < HUNG
-
-
-def test_an_address_of_another_host_is_left_out():
-    # 192.0.2.0/24 is reserved for documentation: no host has it.
-    absent = Candidate("192.0.2.77", "eth5")
-    with receive(absent, FIRST) as host:
-        assert [offer.candidate for offer in host.offers] == [FIRST]
-        assert try_offers(host.offers, host.token) == (REACHED,)
-    with pytest.raises(UnreachableError, match=r"192\.0\.2\.77 on eth5: "):
-        OfferServer([absent])
 
 
 def test_an_address_by_which_long_messages_are_lost(monkeypatch):
@@ -192,22 +168,12 @@ def test_strangers_neither_learn_nor_hold_up_anything(monkeypatch):
                 assert stranger.recv(100) == b""
 
 
-def test_hand_over_keeps_one_socket_and_nothing_else_listens():
+def test_nothing_listens_afterwards():
     before = listening()
     with receive(FIRST, SECOND) as host:
         assert host.hand_over(None) is None
     assert listening() == before
-    with receive(FIRST, SECOND, THIRD) as host:
-        offers = host.offers
-        names = {(o.candidate.address, o.port) for o in offers}
-        assert listening() - before == names
-        descriptor = host.hand_over(1)
-    assert descriptor is not None
-    try:
-        assert listening() - before == {("127.0.0.3", offers[1].port)}
-    finally:
-        os.close(descriptor)
-    assert listening() == before
+    # What it hands over: test_the_store_serves_on_the_socket_and_on_no_other.
     assert "mpiddp-listener" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -246,14 +212,6 @@ def meet(monkeypatch):
     monkeypatch.setattr(mpi4py.rc, "initialize", False)
     monkeypatch.setattr(address_agreement, "GRACE_SECONDS", HUNG)
     return address_agreement.meet
-
-
-def test_a_node_that_is_alone_agrees_with_itself():
-    with receive(FIRST, SECOND) as host:
-        agreement = address_agreement.meet(host, None, make_world(0, 1), HUNG)
-        assert agreement.offers == host.offers and agreement.token == host.token
-    assert agreement.common[0] == 0
-    assert agreement.local_addresses[0] == "127.0.0.2"
 
 
 def test_without_a_common_address_rank_0_has_the_table(meet):
@@ -299,16 +257,6 @@ def test_both_rounds_fit_into_the_phase(world, tries, meet, monkeypatch):
     with receive(FIRST) as host, pytest.raises(UnreachableError, match="no answer"):
         meet(host, leaders, world, 12)
     assert len(rounds) == tries and sum(rounds) < 12
-
-
-def test_the_leaders_agree_on_what_all_reached(meet):
-    with receive(FIRST, SECOND, THIRD) as host:
-        leaders = Leaders([[False, True, True], [True, True, True]])
-        agreement = meet(host, leaders, make_world(), HUNG)
-        assert agreement.offers == host.offers and agreement.token == host.token
-    assert leaders.rounds == 1
-    assert agreement.common == (1, 2)
-    assert agreement.local_addresses == ("127.0.0.1", "127.0.0.1")
 
 
 class NodeThreads:
@@ -442,3 +390,44 @@ def test_a_node_that_cannot_listen_to_others_does_not_leave_them_waiting(meet, m
     monkeypatch.setattr(offers_module, "ListeningThread", refuse)
     assert meet_in_threads(20, exchange_really)[0] == {(0, 1)}
     assert len(made) == 2 and listening() == before
+
+
+# The store
+
+ALONE = World(0, 1, 0, 1, 0, 1, "node1", "node1")
+
+
+def test_the_store_serves_on_the_socket_and_on_no_other():
+    before = listening()
+    with receive(FIRST, SECOND) as host:
+        offer = host.offers[1]
+        descriptor = host.hand_over(1)
+    meeting = Meeting(offer.candidate.address, offer.port, "ib0", host.token.hex())
+    server = store.make_store(meeting, ALONE, descriptor, 10, "secret")
+    assert listening() - before == {("127.0.0.3", offer.port)}
+
+    client = TCPStore("127.0.0.3", offer.port, is_master=False, timeout=timedelta(seconds=10))
+    server.set("who", "server")
+    # What ranks tell each other stands where nobody finds it by chance.
+    assert client.get("mpiddp/secret/who") == b"server" and not client.check(["who"])
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", offer.port), 5)
+    del client, server
+    assert listening() == before
+
+
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_gloo_asks_at_once_unless_the_user_said_otherwise(monkeypatch, chosen):
+    seen = []
+
+    def init(*_, **__):
+        seen.append(os.environ["GLOO_ENABLE_STORE_V2_API"])
+        raise RuntimeError("as far as this test goes")
+
+    launchers.set_variables(monkeypatch, {"GLOO_ENABLE_STORE_V2_API": chosen})
+    monkeypatch.setattr(distributed, "init_process_group", init)
+    memory = distributed.HashStore()
+    with pytest.raises(RuntimeError, match="as far as"):
+        store.make_group(memory, ALONE, "gloo", torch.device("cpu"), 10)
+    assert seen == [chosen or "1"]
+    assert os.environ.get("GLOO_ENABLE_STORE_V2_API") == chosen

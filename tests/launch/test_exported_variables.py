@@ -79,10 +79,6 @@ def test_nothing_is_left_of_a_session_but_what_is_set_for_good() -> None:
     before = dict(os.environ)
     session = ExportedVariables()
     session.export({"FIRST": "1"})
-    session.restore()
-    assert dict(os.environ) == before
-    session = ExportedVariables()
-    session.export({"FIRST": "1"})
     export_for_good({"SECOND": "2"})
     session.restore()
     assert now() == [None, "2", None]
@@ -146,7 +142,7 @@ def test_a_launch_from_a_rank_keeps_what_its_launcher_says(
     assert start(env=dict(os.environ)) == '["the user\'s", None, None]\n'
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '[1, {"FIRST": 3}]', '[1, {"FIRST": [1, null]}]'])
+@pytest.mark.parametrize("text", ["{", '[1, {"FIRST": 3}]', '[1, {"FIRST": [1, null]}]'])
 def test_a_damaged_list_does_no_harm(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(environment.EXPORTED, text)
     monkeypatch.setenv("FIRST", "1")
@@ -163,7 +159,6 @@ def run(*words):
 
 session = mpiddp.init(timeout=90, port_range="20000-40000")
 run("-m", "mpiddp", "--launcher", "none", "show.py")
-run("rank.py")
 run("show.py")
 """
 SHOW = """
@@ -171,25 +166,15 @@ import os
 names = ("MPIDDP_EXPORTED", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "WORLD_SIZE")
 print(os.environ["MPIDDP_PORT_RANGE"], *(name for name in names if name in os.environ))
 """
-# What each start-up begins with.
-RANK = """
-import os
-from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.options import Options
-from mpiddp.launch.phases import StartUp
-StartUp(Options(), FailureHandler())
-print(os.environ["MPIDDP_PORT_RANGE"])
-"""
 
 
 def test_a_launch_inherits_nothing_from_the_session_that_starts_it(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
-    (tmp_path / "rank.py").write_text(RANK)
     variables = {environment.PORT_RANGE: "10000-50000"}
     result = launchers.run_python("-c", NOTEBOOK, env=variables, cwd=tmp_path)
     assert result.returncode == 0, result
-    front, rank, child = result.stdout.splitlines()
-    assert front == rank == "10000-50000"
+    front, child = result.stdout.splitlines()
+    assert front == "10000-50000"
     # Any other child keeps what serves it.
     assert child.split() == [
         "20000-40000", "MPIDDP_EXPORTED", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "WORLD_SIZE",

@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
 
@@ -18,16 +17,14 @@ import pytest
 
 import launchers
 from facts import messages
-from failures import shared_failure_handler
 from mpiddp import environment
-from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure import failure, termination
+from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.launch.failure import termination
 from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.process.outcome import read_outcome
-
-HUNG = 60.0
-"""Seconds after which a job is taken to hang, however busy the machine is: nobody waits for a
-time-out. The fault suite measures README's two seconds, on a machine that is idle."""
+from mpiddp.launch.failure.reports import FixedProgress
+from mpiddp.launch.mpi.world import World
+from mpiddp.process import job_directory
+from mpiddp.process.outcome import Outcome, read_outcome, write_outcome
 
 # argv: stage, rank that fails, how it fails
 PROGRAM = """
@@ -38,7 +35,6 @@ stage, who, how = sys.argv[1], sys.argv[2], sys.argv[3]
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0")
 
 def fail(*_, **__):
-    Path(f"failed-{rank}").write_text(str(time.time()))
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "stop":
@@ -72,9 +68,8 @@ if fails and stage == "outside":
     fail()
 
 with FailureHandler() as failure_handler:
-    if fails and stage == "before MPI":
-        fail()
-    with start(Options(timeout=float(os.environ.get("LIMIT", "60"))), failure_handler) as session:
+    # A job that waits for its time-out hangs: the fault suite measures README's two seconds.
+    with start(Options(timeout=float(os.environ.get("LIMIT", "900"))), failure_handler) as session:
         import torch, torch.distributed as distributed
         failure_handler.run_directory = Path.cwd()
         for step in range(100 if stage == "in a step" else 3):
@@ -88,14 +83,9 @@ with FailureHandler() as failure_handler:
 
 
 def run(launcher, ranks, stage, who, how, folder, **env):
-    """Run PROGRAM; the seconds from the first failure to the job's end go with the result."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
-    arguments = [script, stage, str(who), how]
-    result = launchers.run(launcher, ranks, arguments, cwd=folder, env=env)
-    now = time.time()
-    stamps = [float(path.read_text()) for path in folder.glob("failed-*")]
-    return result, now - min(stamps, default=now)
+    return launchers.run(launcher, ranks, [script, stage, str(who), how], cwd=folder, env=env)
 
 
 def lines_of(result, start):
@@ -106,15 +96,12 @@ def lines_of(result, start):
 @pytest.mark.parametrize(
     ("name", "ranks", "stage", "who"),
     [
-        ("openmpi", 2, "before MPI", 0),
         ("mpich", 2, "in a step", 1),
         pytest.param("openmpi", 2, "before the group", 1, marks=pytest.mark.long),
     ],
 )
 def test_one_rank_raises(name, ranks, stage, who, tmp_path):
-    result, took = run(name, ranks, stage, who, "raise", tmp_path)
-    assert took < HUNG
-    result.expect(1)
+    result = run(name, ranks, stage, who, "raise", tmp_path).expect(1)
     assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
     assert result.stderr.count("ValueError: on purpose") == 1, str(result)
     step = " at step 2" if stage == "in a step" else ""
@@ -125,14 +112,12 @@ def test_one_rank_raises(name, ranks, stage, who, tmp_path):
         assert outcome is not None
         assert (outcome["code"], outcome["rank"], outcome["step"]) == (1, who, 2)
         assert outcome["reason"] == "ValueError: on purpose" and outcome["attempt"] == 1
-        assert "on purpose" in (tmp_path / "logs" / f"rank-{who}.log").read_text()
 
 
 # The lifeline's tests have those of a rank that is killed in a step.
 @pytest.mark.mpi
 def test_one_rank_is_killed(tmp_path):
-    result, took = run("mpich", 2, "in the address phase", 0, "kill", tmp_path)
-    assert took < HUNG
+    result = run("mpich", 2, "in the address phase", 0, "kill", tmp_path)
     # The victim's status (Hydra gives the signal alone), or what the survivors left with.
     assert result.returncode in (128 + signal.SIGKILL, signal.SIGKILL, 6), str(result)
     assert "Traceback" not in result.stderr, str(result)
@@ -142,11 +127,9 @@ def test_one_rank_is_killed(tmp_path):
 
 @pytest.mark.by_default("openmpi")
 def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
-    result, took = run(either_launcher, 2, "in a step", "all", "raise", tmp_path)
-    result.expect(1)
+    result = run(either_launcher, 2, "in a step", "all", "raise", tmp_path).expect(1)
     assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
     assert len(lines_of(result, "mpiddp: rank ")) == 1
-    assert took < HUNG
 
 
 # Other ends
@@ -167,17 +150,24 @@ def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
 )  # fmt: skip
 def test_a_rank_that_is_stopped_or_stuck(name, ranks, stage, who, how, said, tmp_path):
     """The others say whom they wait for, and end at a deadline of 4 s."""
-    result, took = run(name, ranks, stage, who, how, tmp_path, LIMIT="4")
+    result = run(name, ranks, stage, who, how, tmp_path, LIMIT="4")
     # On a busy machine Hydra may report the rank that it kills: by its signal alone.
     assert result.returncode in ((4, signal.SIGKILL) if name == "mpich" else (4,)), str(result)
     assert "Traceback" not in result.stderr
     lines = [line for line in messages(result) if "within 4 s" in line]
     # On a busy machine a second one may speak before the first one has ended the job.
     assert 0 < len(lines) < ranks, str(result)
-    assert took < 4 + HUNG and re.search(said, lines[0]), lines[0]
+    assert re.search(said, lines[0]), lines[0]
 
 
 # Reports
+
+
+def shared_failure_handler(*, ends_with_run: bool = False) -> FailureHandler:
+    failure_handler = FailureHandler(ends_with_run=ends_with_run)
+    failure_handler.meet(world=World(3, 8, 1, 2, 1, 4, "node2", "node1"))
+    failure_handler.run = FixedProgress(step=17)
+    return failure_handler
 
 
 def raised(error):
@@ -204,22 +194,6 @@ def test_reports_say_who_where_and_when():
     failure_handler.runs_script = True
     lines = failure_handler.describe(raised(RuntimeError("Connection closed by peer"))).splitlines()
     assert lines[-1] == "RuntimeError: Connection closed by peer"
-
-
-def test_frames_that_only_carried_the_call_are_left_out():
-    failure_handler = FailureHandler(hidden_files=(__file__,))
-    try:
-        json.loads("{")
-    except ValueError as error:
-        lines = failure_handler.describe(error).splitlines()
-    assert lines[0] == "Traceback (most recent call last):"
-    assert __file__ not in "\n".join(lines) and "json" in lines[1]
-
-
-def test_in_a_notebook_nothing_is_aborted(monkeypatch):
-    monkeypatch.setattr(failure, "is_interactive", lambda: True)
-    with pytest.raises(ValueError, match="cell"), FailureHandler():
-        raise ValueError("cell")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -258,7 +232,7 @@ def test_a_rank_that_finds_no_mpi_says_so_itself():
 def test_a_bad_option_does_not_wait_for_a_rank_that_never_comes():
     program = """
 import os, time
-from mpiddp.errors import ConfigurationError
+from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.launch.failure.failure import FailureHandler
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     time.sleep(100)
@@ -306,7 +280,6 @@ FILES = r"mpiddp: \S.* did not take this report within 2 s"
 KEEPERS = {
     # Exit code; what the console got; the reason in outcome.json.
     "text raises": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
-    "text is none": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
     "text exits": (3, HEADING + UNREADABLE.format("SystemExit"), UNREADABLE.format("SystemExit")),
     "text blocks": (3, HEADING + SLOW, SLOW),
     "text is no text": (3, HEADING + r"a\udcff", "UnreadableError: a\udcff"),
@@ -322,7 +295,6 @@ KEEPERS = {
     "claim breaks": (1, TRACE, "ValueError: on purpose"),
     "speaker silent": (1, TRACE, "ValueError: on purpose"),
     "alone": (1, "Traceback (most recent call last):\n", "ValueError: on purpose"),
-    "alone, stderr full": (1, None, "ValueError: on purpose"),
     "done": (1, TRACE, "done"),
 }
 
@@ -361,7 +333,7 @@ def test_nothing_keeps_a_rank_that_has_failed(case):
 # At the end
 
 CLOSES = """
-import os, signal, sys, time
+import os, signal, sys
 import mpiddp
 from mpiddp.launch.mpi import mpi
 
@@ -372,12 +344,7 @@ def stop():
 
 with mpiddp.init(timeout=60) as session:
     is_odd = session.world.rank == who
-    if is_odd and how == "late":
-        time.sleep(1)
-        print("worked", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how in ("finalize", "free"):
-        session._resources._deadlines.seconds = 3
+    session._resources._deadlines.seconds = 3
     if is_odd and how == "finalize":
         mpi.finalize = lambda _: stop()
     if is_odd and how == "free":
@@ -390,7 +357,6 @@ with mpiddp.init(timeout=60) as session:
 @pytest.mark.parametrize(
     ("name", "who", "how", "said"),
     [
-        ("mpich", 2, "late", r"mpiddp: rank 2 of 3 on \S+ was lost: it was killed by"),
         ("openmpi", 1, "finalize", "MPI_Finalize did not return within"),
         ("mpich", 1, "free", r"within.*waited for rank 1 on \S+ \(no answer\)"),
     ],
@@ -398,7 +364,6 @@ with mpiddp.init(timeout=60) as session:
 def test_a_rank_that_is_lost_while_the_others_close_is_named(name, who, how, said):
     result = launchers.run(name, 3, ["-c", CLOSES, str(who), how])
     assert result.returncode in (6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
-    assert result.stdout.count("worked") == (how == "late"), "a living rank is waited for"
     (line,) = (line for line in messages(result) if "lost" in line or "within" in line)
     assert re.search(said, line), line
 
@@ -416,3 +381,113 @@ with mpiddp.init(timeout=60) as session:
     result = launchers.run("openmpi", 2, ["-c", program]).expect(6)
     (message,) = [line for line in messages(result) if "started" not in line]
     assert "rank 0 of 2" in message and "session.any() waited 1 s" in message
+
+
+# What a run leaves behind to say how it ended
+
+
+def test_the_outcome_of_a_run(tmp_path):
+    assert read_outcome(tmp_path) is None
+    failure_handler = shared_failure_handler()
+    failure_handler.run_directory = tmp_path
+    failure_handler.run = FixedProgress(attempt=2, step=17)
+    failure_handler.finish()
+    assert read_outcome(tmp_path) == {
+        "code": 0,
+        "reason": "done",
+        "rank": 3,
+        "host": "node2",
+        "step": 17,
+        "attempt": 2,
+        "lost_rank": None,
+        "lost_host": None,
+        "node_fault": None,
+        "path": None,
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
+    for text in ("", "[1]", '"x"'):
+        (tmp_path / "outcome.json").write_text(text)
+        assert read_outcome(tmp_path) is None
+
+
+def test_a_run_that_cannot_say_it_is_done_is_not_done(tmp_path, capsys):
+    failure_handler = shared_failure_handler()
+    failure_handler.run_directory = tmp_path
+    # Not even root can put a file in the place of a folder.
+    (tmp_path / "outcome.json").mkdir()
+    with pytest.raises(OSError, match=r"outcome\.json"):
+        failure_handler.finish()
+    # A failure is told all the same, and why nothing was written.
+    failure_handler.report(failure_handler.compose_report(KeyError("first")))
+    told = capsys.readouterr().err
+    assert "outcome.json could not be written" in told and "KeyError: 'first'" in told
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """The directory of a running job, to whose first attempt this process belongs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = job_directory.make("7")
+    job_directory.begin_attempt(path, "first")
+    monkeypatch.setenv("MPIDDP_JOB_DIRECTORY", str(path))
+    monkeypatch.setenv("MPIDDP_ATTEMPT_TOKEN", "first")
+    yield path
+    job_directory.remove(path)
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_the_front_finds_the_outcome_in_the_jobs_directory(job, tmp_path, has_run):
+    failure_handler = shared_failure_handler()
+    run = tmp_path / "run"
+    run.mkdir()
+    failure_handler.run_directory = run if has_run else None
+    failure_handler.report(failure_handler.compose_report(KeyError("first")))
+    outcome = read_outcome(job)
+    assert outcome is not None
+    assert outcome["path"] == (str(run / "outcome.json") if has_run else None)
+    assert outcome["code"] == 1 and "KeyError" in outcome["reason"]
+    assert read_outcome(run) == ({**outcome, "path": None} if has_run else None)
+
+
+@pytest.mark.parametrize(("ends_with_run", "code"), [(False, 1), (True, 0)])
+def test_a_script_that_fails_after_its_run_has_failed(job, tmp_path, ends_with_run, code):
+    failure_handler = shared_failure_handler(ends_with_run=ends_with_run)
+    failure_handler.run_directory = tmp_path / "run"
+    failure_handler.run_directory.mkdir()
+    failure_handler.finish()
+    failure_handler.report(failure_handler.compose_report(KeyError("later")))
+    assert (read_outcome(job) or {})["code"] == code
+    assert (read_outcome(failure_handler.run_directory) or {})["code"] == 0
+
+
+def test_rank_0_knows_better_than_one_that_is_cut_off(job):
+    def write(rank: int, reason: str) -> None:
+        write_outcome(None, Outcome(6, reason, rank, f"node{rank}", None, 1))
+
+    write(2, "rank 0 was lost")
+    write(1, "rank 2 was lost")
+    assert (read_outcome(job) or {})["rank"] == 2
+    write(0, "rank 2 was lost")
+    write(2, "rank 1 was lost")
+    assert (read_outcome(job) or {})["rank"] == 0
+
+
+def test_a_rank_of_an_attempt_that_was_replaced_writes_nothing(job, tmp_path):
+    failure_handler = shared_failure_handler()
+    failure_handler.run_directory = tmp_path
+    job_directory.check_attempt()
+    job_directory.begin_attempt(job, "second")
+    failure_handler.report(failure_handler.compose_report(KeyError("first")))
+    assert read_outcome(job) is None and read_outcome(tmp_path) is None
+    assert not (tmp_path / "logs").exists()
+    with pytest.raises(PeerLostError, match="restarted without this rank"):
+        failure_handler.finish()
+    with pytest.raises(PeerLostError, match="restarted without this rank"):
+        job_directory.check_attempt()
+
+
+def test_nobody_else_can_read_a_jobs_directory(job, monkeypatch):
+    assert job.stat().st_mode & 0o777 == 0o700
+    assert job_directory.find() == job
+    job.chmod(0o770)
+    assert job_directory.find() is None

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import launchers
 from mpiddp import environment
 from mpiddp.launch.launcher import containers
-from mpiddp.launch.launcher.launcher import find_launcher
+from mpiddp.launch.launcher.launcher import Launcher, find_launcher
+from mpiddp.launch.mpi.slurm_pmi import (
+    LONGEST_COMMAND,
+    LONGEST_VALUE,
+    NOT_FOUND,
+    find_descriptor,
+    shorten_answer,
+    shortened_values,
+)
 from mpiddp.launch.network import interfaces, mpi_interfaces
 from mpiddp.launch.network.interfaces import Interface
 from mpiddp.launch.network.mpi_interfaces import (
@@ -69,7 +80,6 @@ def several_interfaces(monkeypatch):
         # A wrong /etc/hosts must not leave nothing but loopback.
         (("n1", "self"), ()),
         (("n1",), ()),
-        ((), ()),
     ],
 )
 def test_the_interfaces_that_lead_to_the_others(hostnames, chosen):
@@ -77,26 +87,18 @@ def test_the_interfaces_that_lead_to_the_others(hostnames, chosen):
 
 
 def test_one_interface_leaves_nothing_to_choose(monkeypatch):
-    monkeypatch.setattr(interfaces, "list_interfaces", lambda: INTERFACES[::2])
-    assert choose_interfaces(("n1", "n2"), "n1") == ()
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ens1")])
     monkeypatch.setattr(interfaces, "list_interfaces", lambda: pytest.fail("looked in vain"))
     assert choose_interfaces(("n1", "n2"), "n1") == ()
 
 
-@given(st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1), st.data())
-def test_peers_are_others_and_never_more_than_two(hostnames, data):
-    own = data.draw(st.sampled_from([*hostnames, "elsewhere"]))
-    peers = choose_peers(hostnames, own)
-    assert own not in peers and len(peers) <= 2 and set(peers) <= set(hostnames)
-    assert peers or hostnames in ([own], [])
-
-
-@pytest.mark.parametrize("hostname", ["n1", "n1.cluster.local"])
-def test_a_node_is_no_peer_of_its_own(hostname):
-    assert choose_peers(("n1", "n2", "n3"), hostname) == ["n2"]
-    assert choose_peers(("n1.cluster.local", "n2.cluster.local"), hostname) == ["n2.cluster.local"]
-    assert choose_interfaces(("n1", "n2"), hostname) == ("ens1",)
+def test_a_node_is_no_peer_of_its_own_and_has_two_at_most():
+    for hostname in ("n1", "n1.cluster.local"):
+        assert choose_peers(("n1", "n2", "n3"), hostname) == ["n2"]
+        assert choose_peers(("n1.cluster.local", "n2.cluster.local"), hostname) == [
+            "n2.cluster.local"
+        ]
+    assert len(choose_peers(("n1", "n2", "n3", "n4"), "n3")) == 2
 
 
 def test_it_is_told_only_while_mpi_starts(monkeypatch):
@@ -110,13 +112,13 @@ def test_it_is_told_only_while_mpi_starts(monkeypatch):
         assert interfaces == ("ens1",)
     assert environment.OPEN_MPI_INTERFACES not in os.environ
     assert os.environ[environment.UCX_INTERFACES] == ""
-    with pytest.raises(ValueError, match="inside"), told_interfaces(OPEN_MPI, None, None):
-        raise ValueError("inside")
-    assert environment.OPEN_MPI_INTERFACES not in os.environ
 
 
-def test_ucx_is_told_below_any_library(tmp_path):
+def test_ucx_is_told_below_any_library(tmp_path, monkeypatch):
     assert find_variables(MPICH, None, tmp_path) == [environment.UCX_INTERFACES]
+    with monkeypatch.context() as patch:
+        patch.setenv(environment.UCX_INTERFACES, "ib0")
+        assert find_variables(MPICH, None, tmp_path) == []
     both = [environment.OPEN_MPI_INTERFACES, environment.UCX_INTERFACES]
     assert find_variables(OPEN_MPI, None, tmp_path) == both
     # Its devices have other names than interfaces.
@@ -124,33 +126,6 @@ def test_ucx_is_told_below_any_library(tmp_path):
     port.mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
     assert find_variables(MPICH, None, tmp_path) == []
-
-
-def test_a_setting_for_ucx_is_left_alone(monkeypatch, tmp_path):
-    monkeypatch.setenv(environment.UCX_INTERFACES, "ib0")
-    assert find_variables(MPICH, None, tmp_path) == []
-
-
-def test_what_somebody_has_set_is_left_alone(monkeypatch, tmp_path):
-    library = tmp_path / "lib" / "libmpi.so.40"
-    assert not is_configured({}, library)
-    for name in environment.OPEN_MPI_INTERFACE_SETTINGS:
-        assert is_configured({name: "eth0"}, library)
-    site = tmp_path / "etc" / "openmpi-mca-params.conf"
-    site.parent.mkdir()
-    site.write_text("# btl_tcp_if_include = eth0\n")
-    assert not is_configured({}, library)
-    site.write_text("pml = ob1\n btl_tcp_if_exclude = docker0\n")
-    assert is_configured({}, library)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    own = tmp_path / ".openmpi" / "mca-params.conf"
-    own.parent.mkdir()
-    own.write_text("btl_tcp_if_include=10.0.0.0/8\n")
-    assert is_configured({}, None)
-    monkeypatch.setenv(environment.SLURM_STEP_NODES, "n[1-2]")
-    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
-    with told_interfaces(OPEN_MPI, None, None):
-        assert environment.OPEN_MPI_INTERFACES not in os.environ
 
 
 def test_on_one_host_there_is_no_tcp(monkeypatch, tmp_path):
@@ -171,7 +146,7 @@ def test_on_one_host_there_is_no_tcp(monkeypatch, tmp_path):
     assert stay_on_host(MPICH, None, 2, tmp_path) == {"FI_SOCKETS_IFACE": "lo"}
 
 
-def test_transports_that_somebody_chose_are_left_alone(monkeypatch, tmp_path):
+def test_what_somebody_has_set_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(mpi_interfaces, "share_memory", lambda ranks: True)
     monkeypatch.setenv("HOME", str(tmp_path))
     library = tmp_path / "lib" / "libmpi.so.40"
@@ -183,17 +158,18 @@ def test_transports_that_somebody_chose_are_left_alone(monkeypatch, tmp_path):
         return stay_on_host(OPEN_MPI, library, 2).get(environment.OPEN_MPI_TRANSPORTS)
 
     # What is not to be used may be more.
-    site.write_text("btl_base_verbose = 1\nbtl=^uct,openib\n# btl = self,tcp\n")
-    assert choose() == "^uct,openib,tcp,ofi"
+    site.write_text("btl_base_verbose = 1\nbtl=^uct,openib\n# btl_tcp_if_include = eth0\n")
+    assert choose() == "^uct,openib,tcp,ofi" and not is_configured({}, library)
     own.write_text("btl = ^smcuda\n")
     assert choose() == "^smcuda,tcp,ofi"
     for line in ("btl = self,tcp", "btl_tcp_if_include = eth0", "btl_tcp_if_exclude=lo"):
         own.write_text(f"{line}\n")
-        assert choose() is None
+        assert choose() is None and is_configured({}, None) == ("tcp_if" in line)
     own.unlink()
     for name in (environment.OPEN_MPI_TRANSPORTS, *environment.OPEN_MPI_INTERFACE_SETTINGS):
         monkeypatch.setenv(name, "^openib")
         assert choose() is None
+        assert is_configured({name: "x"}, library) == (name != environment.OPEN_MPI_TRANSPORTS)
         monkeypatch.delenv(name)
     assert choose() is not None
 
@@ -213,9 +189,7 @@ def test_ranks_with_a_container_each_share_no_memory(monkeypatch, version, walls
     assert [*keep_apart(version, walls).values()] == ([] if told is None else [told])
 
 
-@pytest.mark.parametrize(
-    ("rows", "outside"), [("0 0 4294967295", 7), ("0 500 3\n7 1000 2", 1000), ("1 0 1", 7), ("", 7)]
-)
+@pytest.mark.parametrize(("rows", "outside"), [("0 500 3\n7 1000 2", 1000), ("1 0 1", 7), ("", 7)])
 def test_a_user_has_another_number_outside_of_a_container(monkeypatch, tmp_path, rows, outside):
     monkeypatch.setattr(containers, "USER_MAP", tmp_path / "map")
     (tmp_path / "map").write_text(rows)
@@ -256,8 +230,7 @@ HAS_ITS_OWN = "mount -t tmpfs none /dev/shm"
     [
         ("true", "True"),
         (HAS_ITS_OWN, "False"),
-        # Whoever started it has the same one, but it is too small.
-        (f"{HAS_ITS_OWN} -o size=8m; sh -c", "False"),
+        # Whoever started it has the same one; where it is too small: share_memory(1 << 40).
         (f"{HAS_ITS_OWN} -o size=64m; sh -c", "True"),
     ],
 )
@@ -287,3 +260,102 @@ def test_the_routing_table_is_asked(monkeypatch):
     monkeypatch.undo()
     assert find_source("127.0.0.1") == "127.0.0.1"
     assert find_source("no-such-host.invalid") is None
+
+
+# What MPICH hears from Slurm while it starts
+
+
+MAXES = b"cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=%d\n"
+
+
+def launched(key: str) -> Launcher:
+    return Launcher(key, key, 0, (2,), frozenset({"pmi"}))
+
+
+@pytest.fixture
+def connection(monkeypatch):
+    """Slurm's end, and MPICH's, whose descriptor the environment tells."""
+    with contextlib.ExitStack() as stack:
+        server, client = (stack.enter_context(end) for end in socket.socketpair())
+        os.set_inheritable(client.fileno(), True)
+        monkeypatch.setenv(environment.PMI_DESCRIPTOR, str(client.fileno()))
+        yield server, client
+
+
+def ask(client: socket.socket, server: socket.socket, question: bytes, answer: bytes):
+    """What the server hears, and what the client hears."""
+    client.sendall(question)
+    heard = server.recv(4096)
+    server.sendall(answer)
+    return heard, client.recv(4096)
+
+
+def test_the_limit_is_lowered_while_mpi_starts_and_nothing_else_is_touched(connection):
+    server, client = connection
+    threads = threading.active_count()
+    with shortened_values(MPICH, launched("slurm")):
+        assert ask(client, server, b"cmd=get_maxes\n", MAXES % 1024) == (
+            b"cmd=get_maxes\n",
+            MAXES % LONGEST_VALUE,
+        )
+        told = b"cmd=get_result rc=0 value=%s\n"
+        fits, does_not = (b"(" * (LONGEST_VALUE - each) for each in (1, 0))
+        assert ask(client, server, b"cmd=get\n", told % fits)[1] == told % fits
+        assert ask(client, server, b"cmd=get\n", told % does_not)[1] == NOT_FOUND
+        for length in (1, 1023, 1024):
+            command, answer = b"x" * length, b"y" * length
+            assert ask(client, server, command, answer) == (command, answer)
+    assert ask(client, server, b"cmd=get_maxes\n", MAXES % 1024)[1] == MAXES % 1024
+    assert os.get_inheritable(client.fileno()) and threading.active_count() == threads
+
+
+def test_a_server_that_goes_without_having_listened_is_heard_of(connection):
+    server, client = connection
+    with shortened_values(MPICH, launched("slurm")):
+        client.sendall(b"cmd=get_maxes\n")
+        # Both are on their way, so that the relay's next read or write is an error.
+        client.sendall(b"cmd=barrier_in\n")
+        server.close()
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+
+
+def test_an_error_in_between_leaves_the_connection_as_it_was(connection):
+    server, client = connection
+    with pytest.raises(RuntimeError), shortened_values(MPICH, launched("slurm")):
+        raise RuntimeError
+    assert ask(client, server, b"a\n", b"b\n") == (b"a\n", b"b\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "launcher", "descriptor"),
+    [
+        ("Open MPI v5.0.11", launched("slurm"), "0"),
+        # Hydra's server reads to the end of a line.
+        (MPICH, launched("hydra"), "0"),
+        (MPICH, None, "0"),
+        (MPICH, launched("slurm"), "none"),
+        # Closed by whoever stood between srun and this process; MPICH says so itself.
+        (MPICH, launched("slurm"), "987654"),
+    ],
+)
+def test_others_are_left_alone(version, launcher, descriptor, monkeypatch):
+    launchers.set_variables(monkeypatch, {environment.PMI_DESCRIPTOR: descriptor})
+    assert find_descriptor(version, launcher) is None
+    with shortened_values(version, launcher):
+        assert os.environ.get(environment.PMI_DESCRIPTOR) == descriptor
+
+
+@given(
+    st.integers(1, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.text("abc-0123456789/", min_size=1, max_size=64),
+    st.integers(1, 1 << 20),
+)
+def test_every_command_fits_what_slurm_reads(job, step, key, limit):
+    told = int(shorten_answer(MAXES % limit).rpartition(b"=")[2])
+    value = "F" * (told - 1)
+    command = f"cmd=put kvsname={job}.{step} key={key} value={value}\n"
+    assert len(command) <= LONGEST_COMMAND and told <= limit
+    # Segments of a long value are cut by one rule and joined by another.
+    assert told < LONGEST_VALUE or (told - 2) // 2 == (told - 1) // 2

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
 import launchers
-from mpiddp.launch.mpi.mpi import KeptMpi
 from mpiddp.launch.script import silence
 
 PREFIX = ["-m", "mpiddp", "--quiet"]
@@ -68,25 +67,6 @@ def test_a_library_may_end_mpi_for_good(tmp_path):
     assert result.stderr.count("ValueError: after MPI") == 1
 
 
-def test_mpi_is_ended_when_its_owner_has_done_with_it(monkeypatch):
-    ended: list[str] = []
-    monkeypatch.setattr("mpiddp.launch.mpi.mpi.finalize", lambda module: ended.append("end"))
-    monkeypatch.setattr("mpiddp.launch.mpi.mpi.has_ended", lambda module: False)
-    for is_own, calls, expected in ((True, 0, 1), (False, 0, 0), (False, 1, 1), (True, 1, 1)):
-        module = SimpleNamespace(
-            Init=None, Init_thread=None, Finalize=None, Is_finalized=lambda: False,
-            THREAD_MULTIPLE=3, Query_thread=lambda: 3,
-        )  # fmt: skip
-        before = dict(vars(module))
-        kept = KeptMpi(module, is_own=is_own)
-        for _ in range(calls):
-            module.Finalize()
-        assert module.Is_finalized() is bool(calls) and not ended
-        kept.close()
-        assert len(ended) == expected and vars(module) == before
-        ended.clear()
-
-
 STARTS = """
     import multiprocessing, subprocess, sys
     from mpi4py import MPI
@@ -122,7 +102,10 @@ ALLOWED = {
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("name", "asks", "workers"),
-    [("openmpi", "asks", ["0", "1"]), ("mpich", "", ["None", "None"])],
+    [
+        ("openmpi", "asks", ["0", "1"]),
+        pytest.param("mpich", "", ["None", "None"], marks=pytest.mark.long),
+    ],
 )
 def test_what_a_rank_starts_may_use_mpi(name, asks, workers, tmp_path):
     """Ranks of its own, and workers; Open MPI 5 takes these for the rank that has started them."""
@@ -155,10 +138,8 @@ def test_ranks_that_never_talked_are_told_so_once(tmp_path):
     ("text", "knows"),
     [
         ("def main():\n    from mpi4py import MPI\n", True),
-        ("import os\nprint(os.environ['RANK'])\n", True),
         ("import os\nprint(os.getenv('OMPI_COMM_WORLD_RANK'), os.getenv('SLURM_PROCID'))", True),
         ("import os, torch\ntorch.cuda.set_device(int(os.environ.get('LOCAL_RANK', 0)))\n", False),
-        ("import torch.distributed\n", False),
     ],
 )
 def test_a_script_that_knows_its_rank_is_not_told(text, knows, tmp_path):

@@ -147,12 +147,6 @@ def be_alone(failure_handler: FailureHandler) -> None:
     failure_handler.meet(world=World(0, 1, 0, 1, 0, 1, "node1", "node1"))
 
 
-def fail_alone(failure_handler: FailureHandler) -> None:
-    """One process, whose interpreter would end with 120 after it could not write."""
-    be_alone(failure_handler)
-    fill_stderr(failure_handler)
-
-
 def fail_after_the_end(failure_handler: FailureHandler) -> None:
     """The run is done; what happens afterwards does not undo that."""
     assert failure_handler.run_directory is not None
@@ -161,7 +155,6 @@ def fail_after_the_end(failure_handler: FailureHandler) -> None:
 
 CASES: dict[str, Callable[[FailureHandler], None]] = {
     "text raises": raise_unreadable(shout),
-    "text is none": raise_unreadable(lambda: None),
     "text exits": raise_unreadable(sys.exit),
     "text blocks": raise_unreadable(block),
     "text is no text": raise_unreadable(lambda: "a\udcff"),
@@ -177,7 +170,6 @@ CASES: dict[str, Callable[[FailureHandler], None]] = {
     "claim breaks": break_claim,
     "speaker silent": leave_to_nobody,
     "alone": be_alone,
-    "alone, stderr full": fail_alone,
     "done": fail_after_the_end,
 }
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +21,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import called
 from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, listen_locally, open_connection
-from mpiddp.remote import channel
+from mpiddp.remote import channel, pickling, rank
 from mpiddp.remote.channel import SHARED_BYTES, Address, Channel, Parcel
 from mpiddp.remote.job import ROLES, _RankListener
 
@@ -151,17 +156,6 @@ def test_memory_is_looked_up_for_large_parcels_only(monkeypatch):
     ):
         Parcel(b"", (Huge(),))
     channel.check_memory(1 << 20)
-
-
-def test_the_sender_may_change_what_is_kept():
-    for size in (100, SHARED_BYTES + 1):
-        content = np.zeros(size, dtype=np.uint8)
-        with contextlib.closing(Parcel(b"", (memoryview(content),))) as parcel:
-            parcel.keep()
-            content[:] = 1
-            with connect("local") as (sender, receiver):
-                sender.send("call", None, parcel)
-                assert not any(receiver.receive().buffers[0])
 
 
 # Strangers
@@ -299,3 +293,64 @@ def test_a_rank_sends_no_token_to_another_users_socket(monkeypatch):
         connection, _ = server.accept()
         assert connection.recv(10) == b""
         connection.close()
+
+
+# How a rank takes calls: what comes from its caller at the wrong moment
+
+
+WORLD = SimpleNamespace(rank=0, size=1)
+
+
+@pytest.fixture
+def caller(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(rank, "connect", lambda _: theirs)
+    monkeypatch.setattr(rank, "_redirect", lambda *_: [])
+    monkeypatch.setattr(rank.CallServer, "_find_state", lambda _: {})
+    monkeypatch.setattr(rank, "is_broken", lambda _: False)
+    before = signal.getsignal(signal.SIGINT)
+    with ours, theirs:
+        yield Channel(ours)
+    signal.signal(signal.SIGINT, before)
+
+
+def serve(caller: Channel) -> rank.CallServer:
+    session = SimpleNamespace(
+        world=WORLD, device="cpu", threads=1, backend="gloo", collectives=None,
+        do_postponed=lambda: None,
+    )  # fmt: skip
+    server = rank.CallServer(session, None)  # type: ignore[arg-type]
+    assert caller.receive().kind == "hello"
+    return server
+
+
+def call(caller: Channel, number: int, function: object, *arguments: object) -> None:
+    content = {"number": number, "fingerprint": "", "folders": [], "sources": {}}
+    caller.send("call", content, Parcel(*pickling.dump((function, arguments, {}))))
+
+
+def test_a_function_whose_caller_has_just_gone_is_not_begun(caller):
+    server, threads = serve(caller), threading.enumerate()
+    (listening,) = (each for each in threads if each.name == "mpiddp-calls")
+    call(caller, 1, called.note, "begun")
+    caller.connection.shutdown(socket.SHUT_WR)
+    # It looks whether a function runs before the main thread comes to this one.
+    listening.join(SOON)
+    assert not listening.is_alive()
+    server.serve()
+    answer = caller.receive()
+    assert answer.kind == "error" and pickling.load(answer.body)[1] == "KeyboardInterrupt"
+    assert "begun" not in called.heard
+
+
+def test_a_signal_that_comes_after_its_function_does_not_disturb_the_answer(caller, monkeypatch):
+    server = serve(caller)
+    # A function may let Ctrl-C raise, as libraries do.
+    call(caller, 1, lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None)
+    monkeypatch.setattr(server, "_mark", lambda _: signal.raise_signal(signal.SIGINT))
+    try:
+        server._do(server._inbox.get(timeout=SOON))
+    except KeyboardInterrupt:
+        pytest.fail("the signal has ended the rank")
+    assert caller.receive().kind == "value"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import sys
@@ -146,18 +145,6 @@ def test_large_contents_are_not_copied_and_small_ones_have_no_price():
     assert pickling.dump([torch.zeros(2) for _ in range(1000)])[1] == ()
 
 
-def test_functions_of_main_go_by_value_with_their_file(monkeypatch):
-    code = compile("def double(x):\n    return factor * x\n", "/a/notebook", "exec")
-    main = sys.modules["__main__"]
-    space = {"__name__": "__main__", "factor": 2}
-    exec(code, space)
-    body, _ = pickling.dump(space["double"])
-    monkeypatch.delattr(main, "double", raising=False)
-    found = pickling.load(body)
-    assert found(21) == 42 and found.__code__.co_filename == "/a/notebook"
-    assert pickling.describe_function(functools.partial(found, 3)) == "double"
-
-
 FOREIGN_CLASS = """
 import cloudpickle, sys
 class Foreign:
@@ -194,11 +181,9 @@ class PrefixedError(KeyError):
     [
         PrefixedError("such"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
-        StopIteration(3),
         FileNotFoundError(2, "none", "a.txt"),
         SyntaxError("bad", ("a.py", 1, 2, "x = ", 1, 3)),
         ExceptionGroup("two", [PrefixedError("a"), ValueError(1)]),
-        ImportError("none", name="a"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -206,5 +191,5 @@ def test_an_exception_comes_as_it_was(error):
     found = carry(error)
     assert type(found) is type(error)
     assert (repr(found), str(found)) == (repr(error), str(error))
-    for name in ("args", "reason", "value", "filename", "lineno", "exceptions", "name", "prefix"):
+    for name in ("args", "reason", "filename", "lineno", "exceptions", "prefix"):
         assert repr(getattr(found, name, None)) == repr(getattr(error, name, None))

@@ -9,7 +9,6 @@ import re
 import socket
 import sys
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,16 +106,3 @@ def test_who_prints_without_end_does_not_hold_up_the_end():
         theirs.sendall(b"hello\n")
         reader.close()
     assert texts == ["hello\n"]
-
-
-def test_a_sink_that_raises_leaves_no_connection_open():
-    def refuse(text: str) -> None:
-        raise ValueError(text)
-
-    ours, theirs = socket.socketpair()
-    reader = OutputReader(ours, LABEL, refuse)
-    with theirs:
-        theirs.sendall(b"hello")
-        with pytest.raises(ValueError, match="hello"):
-            reader.close()
-    assert reader.fileno() == -1

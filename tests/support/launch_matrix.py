@@ -16,7 +16,6 @@ import datetime
 import itertools
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,12 +58,6 @@ REASONS = {
 """The words in the table for what mpiddp refuses, and what its messages say."""
 LAUNCHER = "launcher"
 """The word for a launcher that starts no ranks, or whose MPI crashes, before mpiddp can speak."""
-HOPELESS = (
-    # Hydra looks its hosts up over IPv4 alone, and does not end in a step of Slurm's.
-    ("mpich", "mpirun", "IPv6", ""),
-    ("impi", "mpirun", "IPv6", ""),
-)
-"""Cells that are not run, by library, start, network and place; empty: in all."""
 BEGIN, END = "<!-- launch matrix: begin -->", "<!-- launch matrix: end -->"
 SCRIPT = """
 import socket, sys, torch, torch.distributed as dist
@@ -109,11 +102,8 @@ def is_here(cell: Cell) -> bool:
 
 
 def is_hopeless(cell: Cell) -> bool:
-    own = (cell.library, cell.start, cell.network, cell.place)
-    return any(
-        all(wanted in ("", found) for wanted, found in zip(row, own, strict=True))
-        for row in HOPELESS
-    )
+    """Hydra looks its hosts up over IPv4 alone, and does not end in a step of Slurm's."""
+    return cell.library in ("mpich", "impi") and (cell.start, cell.network) == ("mpirun", "IPv6")
 
 
 @dataclass(frozen=True)
@@ -176,18 +166,8 @@ class Laboratory:
             ranks = [str(self.folder / "container"), *ranks]
         places = ",".join(f"{name}:{ranks}" for name, ranks in NODES.items())
         if cell.start.startswith("srun"):
-            own = [
-                "--overlap",
-                "-N",
-                "2",
-                "-n",
-                "4",
-                "--ntasks-per-node",
-                "2",
-                "-w",
-                ",".join(NODES),
-            ]
-            words = [*cell.start.split(), *own, *ranks]
+            own = f"--overlap -N 2 -n {RANKS} --ntasks-per-node 2 -w {','.join(NODES)}"
+            words = [*cell.start.split(), *own.split(), *ranks]
         elif cell.start == "mpirun":
             mpirun = find_mpirun(str(launchers.find(cell.library).mpirun))
             line, flag = mpirun.command_on(NODES), mpirun.kind.passes_on
@@ -196,8 +176,12 @@ class Laboratory:
         else:
             words = [*python, "-n", str(RANKS), "--hosts", places, "script.py"]
         if cell.place == "step":
-            job = ["salloc", "--quiet", "-N", "2", "--ntasks-per-node", "2", "-w", ",".join(NODES)]
-            words = [*job, "srun", "--overlap", "-N", "1", "-n", "1", "-w", "node1", *words]
+            job = f"salloc --quiet -N 2 --ntasks-per-node 2 -w {','.join(NODES)}"
+            words = [
+                *job.split(),
+                *["srun", "--overlap", "-N", "1", "-n", "1", "-w", "node1"],
+                *words,
+            ]
         return [str(slurm.COMMANDS / "exec"), "node1", *words]
 
 
@@ -282,8 +266,7 @@ def describe_versions() -> str:
         for name, row in kinds
         if row is not None and not row.missing()
     }
-    controller = shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin") or "slurmctld"
-    said = launchers.execute(controller, "-V").stdout.split()
+    said = launchers.execute("srun", "--version").stdout.split()
     torch = version("torch").partition("+")[0]
     return ", ".join([*versions, f"Slurm {said[-1]}", f"torch {torch}"])
 

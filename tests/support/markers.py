@@ -20,7 +20,7 @@ CLUSTER, POOLS = "cluster", "pools"
 FOLLOWED = "test_readme"
 """The module in which each test builds on those before it."""
 BROWSER = "browser"
-SHARING = {"test_world": "test_session", "test_site": BROWSER}
+SHARING = {"test_site": BROWSER}
 """Modules whose tests look at what another group's look at (jobs, the site), and that group."""
 
 REPORTED = ("mpi", "slurm", "gpu", "browser")
