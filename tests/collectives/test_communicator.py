@@ -170,22 +170,6 @@ def test_calls_of_two_threads_do_not_overlap(is_prepared):
 
 
 @pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
-def test_a_call_may_be_begun_beside_one_that_was_started(is_prepared):
-    def take_part(rank, calls):
-        tensor, other = torch.full((6,), float(rank)), torch.ones(6)
-        call = partial(calls.run, REQUEST, other)
-        if is_prepared:
-            call = calls.prepare(REQUEST, other)
-        future = calls.start(REQUEST, tensor)
-        wait_for_start.wait(60)
-        call()
-        return future.wait().tolist(), other.tolist()
-
-    wait_for_start = threading.Barrier(2)
-    assert Crew([0, 0]).run(take_part) == [([1] * 6, [2] * 6)] * 2
-
-
-@pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
 def test_a_call_is_counted_once_wherever_its_thread_is(is_prepared, monkeypatch):
     calls, seen = Crew([0]).communicators[0], []
     tensor = torch.ones(6)

@@ -4,7 +4,6 @@ lie in, and made many times with buffers that come and go."""
 from __future__ import annotations
 
 import gc
-import random
 import weakref
 
 import pytest
@@ -16,9 +15,8 @@ import promises
 from crews import Crew
 from mpiddp.collectives import MPI, SHARED
 from mpiddp.collectives.communicator import MOST_PLANS
-from mpiddp.collectives.executor import MOST_BINDINGS, MOST_MAILBOX_CALLS
+from mpiddp.collectives.executor import MOST_MAILBOX_CALLS
 from mpiddp.collectives.planner import CallRequest, select
-from mpiddp.collectives.transport.node_memory import MAILBOX
 from mpiddp.collectives.transport.operators import TYPES, Operator
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules import registry
@@ -110,42 +108,21 @@ def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
 @pytest.mark.parametrize("name", ["ring", "two-level"])
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=str)
 @pytest.mark.parametrize("can_copy", [True, False])
-def test_narrow_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy):
-    # Each rank adds less than the last bit of a bfloat16: alone it would be lost.
-    values = [256.0, 1.0, 1.0]
+@pytest.mark.parametrize(
+    ("great", "dtype", "wish"),
+    [(2**8, torch.bfloat16, None), (2**24, torch.float32, torch.float64)],
+    ids=["by default", "as asked for"],
+)
+def test_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy, great, dtype, wish):
+    # Each rank adds less than the last bit: alone it would be lost.
     crew = Crew(nodes, can_copy=can_copy)
-    request = CallRequest(Collective.ALL_REDUCE, name)
+    request = CallRequest(Collective.ALL_REDUCE, name, reduction_dtype=wish)
 
     def part(rank, communicator):
         for count in (5, 5000, 40_000, 7):
-            tensor = torch.full((count,), values[rank], dtype=torch.bfloat16)
+            tensor = torch.full((count,), 1 if rank else great, dtype=dtype)
             communicator.run(request, tensor)
-            assert tensor.eq(258).all()
-
-    crew.run(part)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "can_copy", "count"),
-    [([0, 0, 0], True, 64), ([0, 0, 0], False, MAILBOX), ([0, 1, 0], True, MAILBOX),
-     ([0, 1, 0], False, 64)],
-)  # fmt: skip
-def test_buffers_are_freed_and_others_take_their_places(nodes, can_copy, count):
-    crew = Crew(nodes, can_copy=can_copy)
-    request = CallRequest(Collective.ALL_REDUCE)
-
-    def part(rank, communicator):
-        dice, kept = random.Random(rank), []
-        for turn in range(3 * MOST_BINDINGS):
-            kind = dice.choice(["private", "shared"])
-            tensor = make_buffer(communicator, kind, count, torch.float32)
-            tensor.fill_(rank + turn)
-            communicator.run(request, tensor)
-            assert tensor.eq(len(nodes) * turn + sum(range(len(nodes)))).all()
-            if dice.random() < 0.4:
-                kept.append((tensor, tensor.clone()))
-        # Nobody wrote into a buffer after its call.
-        assert all(torch.equal(tensor, copy) for tensor, copy in kept)
+            assert tensor.eq(great + 2).all()
 
     crew.run(part)
 
@@ -184,27 +161,15 @@ def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
     crew.run(part)
 
 
-def test_nobody_leaves_a_barrier_before_all_have_come():
-    crew = Crew([0, 1, 0, 0])
-    came: list[int] = []
-
-    def part(rank, communicator):
-        for turn in range(20):
-            came.append(rank)
-            communicator.barrier()
-            assert len(came) >= 4 * (turn + 1)
-
-    crew.run(part)
-
-
 def test_after_a_call_that_failed_there_are_no_more_and_neighbours_hear_of_it():
     crew = Crew([0, 0], seconds=1.0)
     request = CallRequest(Collective.ALL_REDUCE)
 
     def part(rank, communicator):
         if rank == 0:
-            with pytest.raises(PeerLostError):
-                communicator.run(request, torch.ones(4))
+            future = communicator.start(request, torch.ones(4))
+            with pytest.raises(PeerLostError, match="waited for rank 1 on host0"):
+                future.wait()
             # Whether it was prepared or not: to prepare one may take all ranks.
             for count in (4, 5):
                 with pytest.raises(ConfigurationError, match="an earlier collective call failed"):

@@ -1,15 +1,16 @@
 """Collective calls of the ranks of a pool, whose results are known exactly.
 
 Every rank knows what all of them put in, whole numbers that no type rounds, so it knows the
-result, too. It reports what went wrong; rank 0 adds which calls were made, and how.
+result, too. It reports what went wrong.
 """
 
 from __future__ import annotations
 
+import itertools
+import random
 import sys
-import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,9 @@ from mpiddp.collectives.planner import CallRequest, select
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
-from pairs import Row, cover, find_all, find_pairs
 from pool_rank import renew
 
+Row = dict[str, Any]
 CPU = torch.device("cpu")
 GUARDS = 3
 """Elements before and behind each buffer, which nobody may touch; they spoil the alignment."""
@@ -103,15 +104,25 @@ LISTS = {
 }
 
 
+def cover(dimensions: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """Each call over each transport, the rest by chance; the same rows in every process."""
+    dice, rows = random.Random(0), []
+    for what, transport in itertools.product(dimensions["what"], dimensions["transport"]):
+        row: Row = {}
+        while not row or not is_possible(row):
+            row = {name: dice.choice(values) for name, values in dimensions.items()}
+            row |= {"what": what, "transport": transport}
+        rows.append(row)
+    return rows
+
+
 def is_possible(row: Row) -> bool:
-    """Whether these values may stand in one call; what is not in ``row`` is not asked about."""
-    kind, algorithm = row.get("what", (None, None))
-    dtype, reduction = row.get("type", "float64"), row.get("reduction", "default")
-    if dtype not in FLOATS and (row.get("operator") == "average" or reduction == "wide"):
+    """Whether these values may stand in one call."""
+    kind, algorithm = row["what"]
+    is_exact = row["type"] not in FLOATS
+    if is_exact and (row.get("operator") == "average" or row.get("reduction") == "wide"):
         return False
-    if row.get("fixed order"):
-        return algorithm is None or (kind == "all_reduce" and algorithm in IN_ORDER)
-    return True
+    return not row.get("fixed order") or (kind == "all_reduce" and algorithm in IN_ORDER)
 
 
 def is_sum(row: Row) -> bool:
@@ -241,8 +252,8 @@ def run(session: mpiddp.Session, *parts: str) -> dict[str, Any]:
     rank, size = session.world.rank, session.world.size
     described = mpiddp.describe_collectives()
     transports = ("auto", *(name for name in TRANSPORTS if name in described["transports"]))
-    rows = [row for part in parts for row in cover(LISTS[part](size, transports), is_possible)]
-    began, wrong, refused = time.monotonic(), [], []
+    rows = [row for part in parts for row in cover(LISTS[part](size, transports))]
+    wrong = []
     for row in rows:
         try:
             wrong += make_call(row, rank, size, session.device)
@@ -250,12 +261,10 @@ def run(session: mpiddp.Session, *parts: str) -> dict[str, Any]:
             sys.stderr.write(f"rank {rank} was in {row}\n")
             raise
         except Exception as error:
-            refused.append(f"{row}: {type(error).__name__}: {error}")
+            wrong.append(f"{row}: {type(error).__name__}: {error}")
     return {
         "wrong": wrong,
-        "refused": refused,
-        "rows": rows if rank == 0 else len(rows),
-        "seconds": time.monotonic() - began,
+        "calls": len(rows),
         "describe": described,
         "chosen": {str(length): name_choice(length) for length in (64, 1 << 16, 1 << 22)},
     }
@@ -273,14 +282,7 @@ def run_on_nodes(session: mpiddp.Session, nodes: Sequence[int], *parts: str) -> 
         renew(session)
 
 
-def check_reports(
-    reports: Sequence[dict[str, Any]], lists: Sequence[dict[str, tuple[Any, ...]]]
-) -> None:
-    """For tests: nothing is wrong, and the calls that were made hold every pair."""
+def check_reports(reports: Sequence[dict[str, Any]]) -> None:
+    """For tests: calls were made, and nothing is wrong."""
     for rank, report in enumerate(reports):
-        assert report["wrong"] == [], f"rank {rank}"
-        assert report["refused"] == [], f"rank {rank}"
-    rows = [{**row, "what": tuple(row["what"])} for row in reports[0]["rows"]]
-    made = {pair for row in rows for pair in find_pairs(row)}
-    for dimensions in lists:
-        assert set(find_all(dimensions, is_possible)) <= made
+        assert report["wrong"] == [] and report["calls"] > 20, f"rank {rank}"

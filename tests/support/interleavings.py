@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 import numpy as np
@@ -153,61 +154,36 @@ class Graph:
     def _link_messages(
         self, started: Mapping[tuple[int, int], int], finished: Mapping[tuple[int, int], int]
     ) -> None:
+        """A message is copied at some time after both ends are started, before one is finished."""
         ends: dict[tuple[Address, bool], tuple[int, int]] = {}
         for rank, program in enumerate(self.programs):
             for number, message in enumerate(program.messages):
                 _keep(ends, (address_of(rank, message), message.sends), (rank, number), "made")
                 if (rank, number) not in started or (rank, number) not in finished:
                     raise MisfitError(f"rank {rank}: {message} is not started or not finished")
-        for (address, sends), (rank, number) in ends.items():
-            other = ends.get((address, not sends))
-            if other is None:
+        for (address, sends), send in ends.items():
+            receive = ends.get((address, not sends))
+            if receive is None:
                 raise MisfitError(f"{address}: nobody is at the other end")
-            if sends:
-                self._link_message(started, finished, (rank, number), other)
-
-    def _link_message(
-        self,
-        started: Mapping[tuple[int, int], int],
-        finished: Mapping[tuple[int, int], int],
-        send: tuple[int, int],
-        receive: tuple[int, int],
-    ) -> None:
-        """A message is copied at some time after both ends are started, before one is finished."""
-        pair = (send, receive)
-        source, target = (self.programs[rank].messages[number] for rank, number in pair)
-        if source.length != target.length or source.step != target.step:
-            raise MisfitError(f"{source} meets {target}")
-        node = self._add(f"message {source}", *(started[end] for end in pair))
-        for end in pair:
-            self.before[finished[end]].append(node)
-        self.accesses.append(Access(node, area_of(send[0], source), False))
-        self.accesses.append(Access(node, area_of(receive[0], target), True))
+            if not sends:
+                continue
+            pair = (send, receive)
+            source, target = (self.programs[rank].messages[number] for rank, number in pair)
+            if source.length != target.length or source.step != target.step:
+                raise MisfitError(f"{source} meets {target}")
+            node = self._add(f"message {source}", *(started[end] for end in pair))
+            for end in pair:
+                self.before[finished[end]].append(node)
+            self.accesses.append(Access(node, area_of(send[0], source), False))
+            self.accesses.append(Access(node, area_of(receive[0], target), True))
 
     def order(self) -> list[int]:
         """The nodes in a possible order. Raises DeadlockError if there is none."""
-        after: list[list[int]] = [[] for _ in self.before]
-        missing = [len(nodes) for nodes in self.before]
-        for node, nodes in enumerate(self.before):
-            for earlier in nodes:
-                after[earlier].append(node)
-        ready = [node for node, count in enumerate(missing) if count == 0]
-        order = []
-        while ready:
-            node = ready.pop()
-            order.append(node)
-            for later in after[node]:
-                missing[later] -= 1
-                if missing[later] == 0:
-                    ready.append(later)
-        if len(order) < len(missing):
-            stuck = [
-                self.names[node]
-                for node, count in enumerate(missing)
-                if count and any(not missing[earlier] for earlier in self.before[node])
-            ]
-            raise DeadlockError(f"wait for ever: {stuck}")
-        return order
+        try:
+            return [*TopologicalSorter(dict(enumerate(self.before))).static_order()]
+        except CycleError as error:
+            names = [self.names[node] for node in error.args[1]]
+            raise DeadlockError(f"wait for ever: {names}") from None
 
     def check(self) -> None:
         """Raise DeadlockError or RaceError if there is an order in which something goes wrong."""

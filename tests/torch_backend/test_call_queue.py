@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from datetime import timedelta
 from functools import partial
@@ -22,8 +21,8 @@ HOUR = 3600.0
 class Calls:
     """Numbered calls of a queue, and by which thread each was made."""
 
-    def __init__(self, delay=HOUR):
-        self.queue = CallQueue("test", lambda: delay)
+    def __init__(self):
+        self.queue = CallQueue("test", lambda: HOUR)
         self.made = []
 
     def note(self, number):
@@ -38,14 +37,10 @@ class Calls:
 
 
 @pytest.fixture
-def calls(request):
-    """``pytest.mark.parametrize`` may give another delay."""
-    made = Calls(getattr(request, "param", HOUR))
+def calls():
+    made = Calls()
     yield made
     made.queue.close()
-
-
-QUICK = pytest.mark.parametrize("calls", [1e-3], indirect=True)
 
 
 @given(st.lists(st.integers(-1, 20), max_size=30))
@@ -65,15 +60,6 @@ def test_calls_are_made_in_their_order_whatever_is_waited_for(steps):
     assert calls.numbers == list(range(len(works)))
     assert all(work.is_success() for work in works)
     assert {thread for _, thread in calls.made} <= {threading.get_ident()}
-
-
-@QUICK
-def test_what_nobody_waits_for_is_made_by_another_thread(calls):
-    work = calls.begin(1)
-    future = calls.begin(2).get_future()
-    launchers.until(lambda: work.is_completed() and future.done(), "both calls to end")
-    assert {thread for _, thread in calls.made}.isdisjoint({threading.get_ident()})
-    assert calls.numbers == [1, 2]
 
 
 def test_a_wait_with_a_timeout_leaves_the_call_to_another_thread(calls):
@@ -142,17 +128,3 @@ def test_a_handler_of_a_signal_waits_for_nothing_that_it_interrupts(calls, waits
 
     work = calls.begin(0, waits=waits, call=interrupted)
     assert work.wait() and calls.numbers[0] == 0
-
-
-def test_a_forked_child_makes_no_call_of_its_parent(calls):
-    work = calls.begin(1)
-    if (child := os.fork()) == 0:
-        try:
-            work.wait()
-        except dist.DistBackendError as error:
-            calls.queue.close()
-            os._exit(7 if "forked child" in str(error) and not calls.made else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert work.wait() and calls.numbers == [1]
