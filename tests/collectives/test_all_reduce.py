@@ -52,7 +52,7 @@ def test_calls_on_one_node_are_exact(name, size, parts, variables, wait, pool):
                 for outer in ("recursive-doubling", "ring")
             ],
         ),
-        ([0, 1, 2], "between", ["recursive-doubling over mpi", "ring over mpi"]),
+        ([0, 1, 2], "moves", ["recursive-doubling over mpi", "ring over mpi"]),
     ],
 )
 def test_calls_between_nodes_are_exact(nodes, part, chosen, pool):

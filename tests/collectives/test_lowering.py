@@ -242,28 +242,6 @@ def test_a_packed_message_leaves_as_one_and_is_unpacked_where_it_belongs():
     assert [(each.start, each.operands[0].start) for each in sums] == [(0, 0), (6, 3)]
 
 
-@pytest.mark.parametrize(
-    ("text", "nodes", "longest"),
-    [
-        # With several servers, that of one of them.
-        ("direct:servers=3", None, 5 * 840 // 3),
-        ("central:servers=3", None, 3 * 840 // 3),
-        # The greater of the two levels'.
-        ("two-level:inner=direct", [3, 3], 2 * 840 // 3),
-        ("two-level:inner=ring", [2, 2, 2], 840 // 2),
-        ("swing", None, 840),
-        # A pipeline in which several parts are on their way at the same time has slots for each.
-        ("ring:segments=5", None, 2 * 840 // 6),
-        ("naive-ring:segments=5", None, 2 * 840),
-    ],
-)
-def test_the_longest_extra_buffer_of_six_ranks(text, nodes, longest):
-    programs = promises.compile_all(registry.parse(text).build(6, nodes), 840, [1] * 6)
-    assert max(program.scratch for program in programs) <= longest
-    is_exact = text != "swing" and "segments" not in text
-    assert not is_exact or max(program.scratch for program in programs) == longest
-
-
 def test_every_algorithm_of_the_module_has_its_formula_here():
     ours = {name for name in registry.names() if registry.is_built_in(registry.parse(name))}
     packed = {text.partition(":")[0] for text in PACKED}

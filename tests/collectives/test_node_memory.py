@@ -125,6 +125,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_host_and_the_step():
     assert str(found.value).startswith(
         "all_reduce (ring over shared-memory), in step 1 of 4: waited for rank 1 on n17 for 0.2 s:"
     )
+    assert "MPIDDP_DEBUG=1" in str(found.value) and "increase --timeout" in str(found.value)
     # The stages of a call of before do not count.
     other.enter(6, None)
     with pytest.raises(PeerLostError, match=r"in step 3 of 4: waited for rank 1 on n17 for 0\.2 s"):

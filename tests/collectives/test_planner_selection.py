@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-import promises
 from mpiddp.collectives import BOTH, MPI, SHARED, TORCH
 from mpiddp.collectives.planner import (
     LATENCY_BYTES,
@@ -126,9 +125,6 @@ def test_whatever_is_built_is_proved_and_keeps_its_promise(nodes):
             continue
         schedule = selection.schedule
         assert selection.name == call.algorithm
-        is_flat = len(layout.sizes) == 1 or not call.algorithm.startswith("two-level")
-        if call.kind is ALL and is_flat:
-            assert schedule == promises.build(call.algorithm, size)
         kinds.add(call.kind)
         assert schedule.collective is call.kind or size == 1
         prove(schedule)

@@ -70,18 +70,6 @@ def make_segment(shared_memory: SharedMemory, size: int) -> torch.Tensor:
     return torch.frombuffer(shared_memory.allocate(size), dtype=torch.uint8)
 
 
-def test_a_tensor_of_nothing_needs_no_segment_and_one_of_less_is_refused():
-    shared_memory, before = SharedMemory(), count_descriptors()
-    for shape in ((0,), (3, 0), (0, 2, 5)):
-        tensor = shared_memory.empty(shape, torch.float32)
-        assert tensor.shape == shape and shared_memory.find(tensor.data_ptr(), 0) is None
-    assert count_descriptors() == before
-    for shape in ((-1,), (0, -1), (-2, -2)):
-        with pytest.raises(ConfigurationError) as found:
-            shared_memory.empty(shape, torch.float32)
-        assert str(found.value) == f"expected lengths >= 0, found {shape}"
-
-
 FULL = "cannot be had: Cannot allocate memory"
 SHORT = "are more than is free: the machine has 1 B left"
 

@@ -125,19 +125,11 @@ def test_a_table_that_is_truncated_or_in_another_encoding_is_refused(cut, more, 
         read_table(path)
 
 
-@given(st.lists(st.sampled_from(["", "a" * 64, "b" * 64]), min_size=1, max_size=6))
-def test_ranks_with_different_tables_are_named(digests):
-    readings = [Reading(each) for each in digests]
-    odd = [rank for rank, each in enumerate(digests) if each != digests[0]]
-    if not odd:
+def test_ranks_with_different_tables_are_named():
+    check_readings([Reading("a" * 64)] * 3)
+    readings = [Reading(each * 64) for each in ("a", "a", "", "b", "a", "b")]
+    with pytest.raises(ConfigurationError, match=r"must name the same .* but not ranks 2-3, 5: "):
         check_readings(readings)
-        return
-    with pytest.raises(ConfigurationError, match=r"must name the same table") as caught:
-        check_readings(readings)
-    named = str(caught.value).partition("but not rank")[2].partition(":")[0].removeprefix("s")
-    ranks = [range(int(low), int(high or low) + 1) for low, _, high in
-             (part.partition("-") for part in named.strip().split(","))]  # fmt: skip
-    assert [rank for each in ranks for rank in each] == odd
 
 
 def make_layout(

@@ -18,7 +18,6 @@ from mpiddp.collectives.transport.waiting import (
     Waiter,
     choose_policy,
 )
-from mpiddp.errors import PeerLostError
 from mpiddp.launch.mpi.pauses import FIRST_PAUSE, PAUSE_SHARE
 
 POLICIES = pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: policy.value)
@@ -28,8 +27,6 @@ POLICIES = pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: po
     ("nodes", "policy"),
     [
         ([(4, 4)], Policy.SPIN),
-        ([(1, 8)], Policy.SPIN),
-        ([(4, 3)], Policy.YIELD),
         ([(2, 4), (2, 1)], Policy.YIELD),
         ([(2, 2), (3, 4)], Policy.SPIN),
     ],
@@ -136,20 +133,6 @@ def test_sleeps_are_a_share_of_the_time_waited_and_a_millisecond_at_most(monkeyp
     for pause in clock.sleeps:
         assert pause <= max(FIRST_PAUSE, 1.1 * PAUSE_SHARE * (waited + 1e-4))
         waited += pause
-
-
-@POLICIES
-def test_a_wait_ends_with_an_error_that_says_for_whom_and_how_long(policy):
-    begin = time.monotonic()
-    with pytest.raises(PeerLostError) as found:
-        Waiter(policy, 0.2).wait(lambda: False, lambda: "ring, in step 2: waited for rank 5")
-    assert time.monotonic() - begin >= 0.2
-    text = str(found.value)
-    assert text.startswith("ring, in step 2: waited for rank 5 for 0.2 s: ")
-    assert "MPIDDP_DEBUG=1" in text and "increase --timeout" in text
-    assert "\n" not in text
-    with pytest.raises(ZeroDivisionError):
-        Waiter(policy, 30.0).wait(lambda: 1 / 0, complain)
 
 
 @POLICIES

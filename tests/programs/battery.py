@@ -82,22 +82,9 @@ def list_moves(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, .
     }
 
 
-def list_between(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    """What is chosen between nodes, where each call takes longer: the algorithms that differ."""
-    what = [("all_reduce", name) for name in ("auto", "ring:segments=3", VARIANTS[-1], "direct")]
-    what += [("all_gather", "auto"), ("reduce_scatter", "auto"), ("broadcast", "auto")]
-    return {
-        **list_sums(size, transports),
-        "what": (*what, ("reduce", "auto")),
-        "type": ("float64", "float32", "bfloat16"),
-        "operator": ("sum", "average", "max"),
-    }
-
-
 LISTS = {
     "sums": list_sums,
     "moves": list_moves,
-    "between": list_between,
     # Tensors on GPUs are carried by torch alone.
     "gpu sums": lambda size, _: {**list_sums(size, ("auto", "torch")), "memory": MEMORY[:1]},
     "gpu moves": lambda size, _: {**list_moves(size, ("auto", "torch")), "memory": MEMORY[:1]},
