@@ -41,14 +41,20 @@ def run_team(schedule, before, nodes, **options) -> list[torch.Tensor]:
     return buffers
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", [*registry.names(), ""])
 @settings(max_examples=6)
 @given(data=st.data())
 def test_the_bits_are_the_oracle_s_whatever_carries_the_call_and_however_it_is_cut(name, data):
-    ranks = data.draw(st.integers(2, 6), "ranks")
-    nodes = data.draw(promises.node_sizes(ranks), "nodes")
-    schedule = promises.build(name, ranks, nodes)
-    schedule = data.draw(st.sampled_from(promises.list_variants(schedule)), "schedule")
+    """And of schedules that nobody would write."""
+    if name:
+        ranks = data.draw(st.integers(2, 6), "ranks")
+        nodes = data.draw(promises.node_sizes(ranks), "nodes")
+        variants = promises.list_variants(promises.build(name, ranks, nodes))
+        schedule = data.draw(st.sampled_from(variants), "schedule")
+    else:
+        schedule = data.draw(promises.random_trees(), "schedule")
+        ranks = schedule.ranks
+        nodes = data.draw(promises.node_sizes(ranks), "nodes")
     count = data.draw(st.integers(0, 4 * schedule.chunks + 3), "count")
     before = draw_floats(ranks, count, data.draw(st.integers(0, 99), "seed"))
     expected = oracle.run(schedule, [buffer.numpy() for buffer in before], seed=0)

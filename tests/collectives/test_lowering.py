@@ -6,14 +6,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import interleavings
 import promises
+from interleavings import Graph
 from mpiddp.collectives.compiler.instructions import (
     Finish,
     Pack,
@@ -27,23 +25,10 @@ from mpiddp.collectives.compiler.pieces import BufferCut, Grid
 from mpiddp.schedules import registry
 from mpiddp.schedules.algorithms import add, copy
 from mpiddp.schedules.proof import prove
-from mpiddp.schedules.schedule import Schedule, Transfer, all_reduce, relabel, scatter
+from mpiddp.schedules.schedule import Transfer, all_reduce, relabel, scatter
 from promises import compile_program
 
 SMALL = BufferCut(2, 2, True)
-
-
-def draw_buffers(schedule: Schedule, count: int, seed: int = 0) -> list[np.ndarray]:
-    """Large random integers, so that no wrong value goes unnoticed."""
-    numbers = np.random.default_rng(seed)
-    return [numbers.integers(-(2**40), 2**40, count) for _ in range(schedule.ranks)]
-
-
-def check(schedule: Schedule, programs: Sequence[RankProgram], seed: int = 0) -> None:
-    """Raise something unless nothing races, and the promises are kept."""
-    before = draw_buffers(schedule, programs[0].count, seed)
-    after = interleavings.run(programs, before)
-    promises.check(schedule, *(list(map(torch.from_numpy, side)) for side in (before, after)))
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -61,21 +46,18 @@ def test_on_any_nodes_nothing_races_or_waits_for_ever(name, data):
     longest = cell * data.draw(st.integers(1, 3), "cells in a message")
     cut = BufferCut(cell, longest, data.draw(st.booleans(), "flows"))
     programs = promises.compile_all(schedule, count, nodes, cut)
-    check(schedule, programs, data.draw(st.integers(0, 99), "seed"))
+    Graph(programs).check()
 
 
 @settings(max_examples=50)
 @given(
     promises.random_trees(), st.data(), st.integers(0, 9), st.integers(1, 3), st.booleans(),
-    st.integers(0, 99),
 )  # fmt: skip
-def test_a_schedule_that_nobody_would_write_runs_on_any_nodes(
-    schedule, data, count, cell, flows, seed
-):
+def test_a_schedule_that_nobody_would_write_runs_on_any_nodes(schedule, data, count, cell, flows):
     prove(schedule)
     nodes = data.draw(promises.node_sizes(schedule.ranks), "nodes")
     programs = promises.compile_all(schedule, count, nodes, BufferCut(cell, 2 * cell, flows))
-    check(schedule, programs, seed)
+    Graph(programs).check()
 
 
 def test_a_message_that_left_early_keeps_no_neighbour_waiting():
@@ -90,7 +72,7 @@ def test_a_message_that_left_early_keeps_no_neighbour_waiting():
     ]
     schedule = all_reduce(3, 2, steps)
     prove(schedule)
-    check(schedule, promises.compile_all(schedule, 2, [2, 1], BufferCut(1, 1, True)))
+    Graph(promises.compile_all(schedule, 2, [2, 1], BufferCut(1, 1, True))).check()
 
 
 def test_a_message_that_nobody_uses_leaves_before_a_neighbour_writes_there():
@@ -99,12 +81,12 @@ def test_a_message_that_nobody_uses_leaves_before_a_neighbour_writes_there():
     schedule = all_reduce(3, 1, steps, members=[0, 1])
     prove(schedule)
     for flows in (True, False):
-        interleavings.check(promises.compile_all(schedule, 4, [2, 1], BufferCut(4, 4, flows)))
+        Graph(promises.compile_all(schedule, 4, [2, 1], BufferCut(4, 4, flows))).check()
 
 
 def is_refused(programs: Sequence[RankProgram]) -> bool:
     try:
-        interleavings.check(programs)
+        Graph(programs).check()
     except AssertionError:
         return True
     return False
@@ -115,7 +97,7 @@ def test_in_memory_nothing_races_and_nearly_every_wait_is_needed():
     for ranks in (3, 4):
         for _, schedule in promises.list_all(ranks):
             programs = promises.compile_all(schedule, 2 * schedule.chunks + 1, [ranks], SMALL)
-            check(schedule, programs)
+            Graph(programs).check()
             for rank, program in enumerate(programs):
                 old = program.instructions
                 for place in (n for n, each in enumerate(old) if isinstance(each, Wait)):

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -348,26 +347,24 @@ def limited(size: int) -> Iterator[Path]:
     parents = [group for group in find_groups() if os.access(group.folder, os.W_OK)]
     if not parents:
         pytest.skip("control groups are made by root, where they are mounted for writing")
-    parent = parents[0]
-    folder = parent.folder / f"mpiddp-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / ("memory.limit_in_bytes" if parent.is_old else "memory.max")).write_text(
-            str(size)
-        )
-    except OSError as error:
+    folder = parents[0].folder / f"mpiddp-test-{os.getpid()}"
+    name = "memory.limit_in_bytes" if parents[0].is_old else "memory.max"
+
+    def remove() -> bool:
         with contextlib.suppress(OSError):
             folder.rmdir()
+        return not folder.exists()
+
+    try:
+        folder.mkdir()
+        (folder / name).write_text(str(size))
+    except OSError as error:
+        remove()
         pytest.skip(f"no control group with a limit of memory can be made here: {error}")
     try:
         yield folder
     finally:
-        end = time.monotonic() + 60
-        while folder.exists():
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-            assert time.monotonic() < end, f"{folder} is still in use"
-            time.sleep(0.05)
+        launchers.until(remove, f"{folder} to be unused")
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tuned
 from mpiddp.collectives import BOTH, MPI, SHARED, TORCH
@@ -32,40 +29,6 @@ from mpiddp.schedules.schedule import Collective
 
 ALL = Collective.ALL_REDUCE
 RANGES = (Range(8, 99, "auto"), Range(100, 4000, "direct", SHARED), Range(4001, 1 << 20, "ring"))
-
-
-@st.composite
-def sections(draw) -> Section:
-    bounds = sorted(draw(st.sets(st.integers(0, 1 << 40), min_size=2, max_size=8)))
-    ways = st.tuples(
-        st.sampled_from(["auto", "ring:segments=4", "two-level:inner=direct"]),
-        st.sampled_from(["auto", SHARED, BOTH, MPI, TORCH]),
-    )
-    return Section(
-        draw(st.sampled_from([each.value for each in Collective])),
-        tuple(sorted(draw(st.lists(st.integers(1, 8), min_size=1, max_size=4)))),
-        draw(st.sampled_from(["float32", "bfloat16"])),
-        draw(st.sampled_from(["cpu", "gpu"])),
-        tuple(Range(least, most - 1, *draw(ways)) for least, most in pairwise(bounds)),
-    )
-
-
-several = st.lists(sections(), max_size=4, unique_by=lambda each: (each.nodes, each.key))
-
-
-@settings(max_examples=40)
-@given(several, st.integers(0, 1 << 40))
-def test_a_table_is_read_as_it_was_written_and_gives_the_range_of_a_size(
-    tmp_path_factory, written, size
-):
-    path = tmp_path_factory.mktemp("tuning") / "table.json"
-    write_table(path, {"date": "today"}, written)
-    table = read_table(path)
-    assert list(table.sections) == written and table.made == {"date": "today"}
-    for section in written:
-        found = fit_table(table, section.nodes, (SHARED, BOTH, MPI, TORCH)).find(section.key, size)
-        fitting = [each for each in section.ranges if each.least <= size <= each.most]
-        assert fitting == ([] if found is None else [found])
 
 
 def write(path: Path, **changes: object) -> Path:

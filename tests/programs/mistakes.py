@@ -38,9 +38,7 @@ VALUES = r"expected a tensor whose memory holds its values: call .*"
 RANK = r"src or dst: expected the number of a rank, found "
 SUMMED = r"expected a tensor of float64, float32, int64, int32, float16, bfloat16, found "
 NO_SUM = r"ScheduleError: double on 3 ranks is no all-reduce: step 1: .* rank 1 is added twice"
-NO_HALF = (
-    r"ScheduleError: lopsided on 3 ranks cannot be halved: its first 1 of 3 steps are no "
-)
+NO_HALF = r"ScheduleError: lopsided on 3 ranks cannot be halved: its first 1 of 3 steps are no "
 DIFFERENT = (
     r"the schedule of drawn must be the same on all ranks, but it differs from rank 0's on rank 1: "
     r"rank 0 has \d+, rank 1 has \d+"

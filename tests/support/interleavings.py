@@ -1,8 +1,7 @@
-"""What can happen when the ranks' programs run at the same time.
+"""What can happen when the ranks' programs run at the same time, in all orders at once.
 
-``check`` looks at all orders at once: the instructions of all ranks, with who waits for whom, are
-a graph. A circle in it is a deadlock; two accesses to the same memory of which one writes, with no
-path between them, are a race. ``run`` adds what they compute.
+The instructions of all ranks, with who waits for whom, are a graph. A circle in it is a deadlock;
+two accesses to the same memory of which one writes, with no path between them, are a race.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
-
-import numpy as np
 
 from mpiddp.collectives.compiler.hazards import ENTERED
 from mpiddp.collectives.compiler.instructions import (
@@ -177,20 +174,16 @@ class Graph:
             self.accesses.append(Access(node, area_of(send[0], source), False))
             self.accesses.append(Access(node, area_of(receive[0], target), True))
 
-    def order(self) -> list[int]:
-        """The nodes in a possible order. Raises DeadlockError if there is none."""
-        try:
-            return [*TopologicalSorter(dict(enumerate(self.before))).static_order()]
-        except CycleError as error:
-            names = [self.names[node] for node in error.args[1]]
-            raise DeadlockError(f"wait for ever: {names}") from None
-
     def check(self) -> None:
         """Raise DeadlockError or RaceError if there is an order in which something goes wrong."""
         ancestors = [0] * len(self.before)
-        for node in self.order():
-            for earlier in self.before[node]:
-                ancestors[node] |= ancestors[earlier] | 1 << earlier
+        try:
+            for node in TopologicalSorter(dict(enumerate(self.before))).static_order():
+                for earlier in self.before[node]:
+                    ancestors[node] |= ancestors[earlier] | 1 << earlier
+        except CycleError as error:
+            names = [self.names[node] for node in error.args[1]]
+            raise DeadlockError(f"wait for ever: {names}") from None
         by_memory: dict[tuple[int, bool], list[Access]] = defaultdict(list)
         for access in self.accesses:
             by_memory[access.area.rank, access.area.scratch].append(access)
@@ -220,28 +213,3 @@ def _keep(table: dict, key: object, value: object, what: str) -> None:
     if key in table:
         raise MisfitError(f"{key} is {what} twice")
     table[key] = value
-
-
-def check(programs: Sequence[RankProgram]) -> None:
-    """Raise DeadlockError, RaceError or MisfitError if anything can go wrong in any order."""
-    Graph(programs).check()
-
-
-def run(programs: Sequence[RankProgram], buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The buffers afterwards, in one order: nothing races, so that each gives the same.
-
-    Raises what `check` raises.
-    """
-    graph = Graph(programs)
-    graph.check()
-    after = [np.array(buffer) for buffer in buffers]
-    scratch = [np.full(program.scratch, 99, after[0].dtype) for program in programs]
-    touched: dict[int, list[np.ndarray]] = defaultdict(list)
-    for node, area, _ in graph.accesses:
-        memory = (scratch if area.scratch else after)[area.rank]
-        touched[node].append(memory[area.start : area.stop])
-    for node in graph.order():
-        if node in touched:
-            *sources, target = touched[node]
-            target[:] = sum(sources)
-    return after
