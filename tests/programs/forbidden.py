@@ -71,7 +71,11 @@ def try_calls(session: mpiddp.Session) -> dict[str, object]:
     described = mpiddp.describe_collectives()
     choices = battery.list_sums(size, ("auto", *described["transports"]))
     choices |= {
-        "what": (("all_reduce", "auto"), ("all_reduce", "ring"), ("reduce_scatter", "auto")),
+        "what": (
+            *(("all_reduce", name) for name in ("auto", "ring", "direct", "two-level")),
+            *(("reduce", name) for name in battery.ROOTED[:3]),
+            ("reduce_scatter", "auto"),
+        ),
         "reduction": ("default",),
         "fixed order": (False,),
     }
