@@ -91,7 +91,7 @@ def test_a_table_that_is_truncated_or_in_another_encoding_is_refused(cut, more, 
 def test_ranks_with_different_tables_are_named():
     check_readings([Reading("a" * 64)] * 3)
     readings = [Reading(each * 64) for each in ("a", "a", "", "b", "a", "b")]
-    with pytest.raises(ConfigurationError, match=r"must name the same .* but not ranks 2-3,5: none"):
+    with pytest.raises(ConfigurationError, match=r"the same table .* not ranks 2-3,5: none"):
         check_readings(readings)
 
 

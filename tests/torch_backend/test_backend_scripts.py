@@ -41,21 +41,12 @@ def test_trainings_leave_the_same_bits_as_under_gloo(ways, tmp_path):
         assert len(set(found[way, "gloo"])) == 2, "each rank has losses of its own"
 
 
-@pytest.fixture(scope="module")
-def beside(tmp_path_factory):
-    """Two ranks, beside which processes are forked, and of which one is killed after that."""
-    store = tmp_path_factory.mktemp("beside") / "store"
-    return run_forked("failing.py", "forks,lost", store).expect(0)
-
-
-def test_a_rank_that_is_killed_is_noticed_long_before_the_timeout(beside):
+def test_scripts_go_on_beside_forks_and_notice_a_killed_rank_long_before_the_timeout(tmp_path):
+    result = run_forked("failing.py", "forks,lost", tmp_path / "store").expect(0)
+    assert result.stdout.count("loaded") == 2, str(result)
     # After the timeout it would not know that.
     said = r"^mpiddp: .*waited for rank 1 on \S+, whose process is gone"
-    assert re.search(said, beside.output, re.MULTILINE), str(beside)
-
-
-def test_scripts_go_on_beside_forks(beside):
-    assert beside.stdout.count("loaded") == 2, str(beside)
+    assert re.search(said, result.output, re.MULTILINE), str(result)
 
 
 @pytest.mark.long
