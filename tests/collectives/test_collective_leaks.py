@@ -61,7 +61,7 @@ def check_calls(report, transports, note):
 def test_single_copies_that_are_forbidden_are_done_without():
     """Rank 1 may copy from another process's memory, but not into it."""
     for report in ranks.collect("openmpi", 2, "forbidden.py", "writes", env=OVER_TCP):
-        note = r"no single copies: rank 1 may not .*process_vm_writev.*; private buffers are .*"
+        note = r"no single copies: rank 1 may not .*process_vm_readv.*; private buffers are .*"
         check_calls(report, ["shared-memory", "shared-memory+mpi", *MESSAGES], note)
 
 
