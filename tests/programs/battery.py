@@ -17,11 +17,8 @@ from typing import Any
 import torch
 
 import mpiddp
-from mpiddp.collectives.bootstrap import ensure_communicator
-from mpiddp.collectives.planner import CallRequest, select
 from mpiddp.errors import PeerLostError
 from mpiddp.schedules import registry
-from mpiddp.schedules.schedule import Collective
 from pool_rank import renew
 
 Row = dict[str, Any]
@@ -41,7 +38,7 @@ VARIANTS = (
     "double-tree:segments=4",
     "two-level:inner=ring,outer=recursive-doubling",
 )
-PARTING = ("auto", "ring", "direct", "two-level")
+PARTING = ("auto", "ring", "direct")
 ROOTED = ("auto", "binomial-tree", "gather-broadcast", "naive-ring:segments=3")
 WHOLE = tuple(name for name in registry.names() if name != "central")
 """Algorithms that sum all ranks' buffers."""
@@ -53,7 +50,7 @@ VALUES = torch.randint(-7, 8, (2 * COUNTS[-1],), generator=torch.Generator().man
 def list_sums(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
     whole = ("auto", *WHOLE, *VARIANTS)
     what = [("all_reduce", name) for name in whole if size > 1 or name == "auto"]
-    what += [("reduce_scatter", name) for name in PARTING[:3]]
+    what += [("reduce_scatter", name) for name in PARTING]
     what += [("reduce", name) for name in ROOTED]
     return {
         "what": tuple(what),
@@ -69,7 +66,7 @@ def list_sums(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ..
 
 
 def list_moves(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    what = [("all_gather", name) for name in PARTING[:3]]
+    what = [("all_gather", name) for name in PARTING]
     what += [("broadcast", name) for name in ROOTED]
     types = ("float64", "bfloat16", "int32", "uint8", "bool", "int16", "complex64")
     return {
@@ -228,12 +225,6 @@ def make_call(row: Row, rank: int, size: int, device: torch.device = CPU) -> lis
     return wrong
 
 
-def name_choice(size: int) -> str:
-    layout = ensure_communicator().layout
-    chosen = select(CallRequest(Collective.ALL_REDUCE), size, layout, on_gpu=False)
-    return f"{chosen.name} over {chosen.transport}"
-
-
 def run(session: mpiddp.Session, *parts: str) -> dict[str, Any]:
     """The rows of the parts that were asked for; what was found."""
     rank, size = session.world.rank, session.world.size
@@ -253,7 +244,6 @@ def run(session: mpiddp.Session, *parts: str) -> dict[str, Any]:
         "wrong": wrong,
         "calls": len(rows),
         "describe": described,
-        "chosen": {str(length): name_choice(length) for length in (64, 1 << 16, 1 << 22)},
     }
 
 
@@ -272,4 +262,4 @@ def run_on_nodes(session: mpiddp.Session, nodes: Sequence[int], *parts: str) -> 
 def check_reports(reports: Sequence[dict[str, Any]]) -> None:
     """For tests: calls were made, and nothing is wrong."""
     for rank, report in enumerate(reports):
-        assert report["wrong"] == [] and report["calls"] > 20, f"rank {rank}"
+        assert report["wrong"] == [] and report["calls"] > 10, f"rank {rank}"
