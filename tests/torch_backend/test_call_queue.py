@@ -118,6 +118,18 @@ def test_a_handler_of_a_signal_waits_for_nothing_that_it_interrupts(calls, waits
     assert work.wait() and calls.numbers[0] == 0
 
 
+def test_calls_of_a_callback_come_before_those_that_were_begun_later(calls):
+    first = calls.begin(1)
+    again = first.get_future().then(lambda _: [calls.begin(2, waits=True), calls.begin(3)])
+    later, last = calls.begin(4), calls.begin(5)
+    # It may wait for a later call.
+    other = first.get_future().then(lambda _: last.wait())
+    later.wait()
+    again.wait()
+    other.wait()
+    assert calls.numbers == [1, 2, 3, 4, 5]
+
+
 def test_closing_makes_what_was_begun(calls):
     works = [calls.begin(number) for number in range(3)]
     calls.queue.close()

@@ -14,6 +14,7 @@ QUICK = (
     "test_DistributedDataParallelCPU_grad_is_view",
     "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
     "test_all_gather_coalesced_with_empty",
+    "test_all_reduce_coalesced_product",
     "test_monitored_barrier_gloo_rank_0_timeout",
     "test_monitored_barrier_gloo_subgroup",
     "test_send_recv_any_source",
