@@ -243,10 +243,13 @@ def test_the_collector_may_come_while_a_segment_is_made_or_freed(name, monkeypat
 def test_mappings_that_are_no_more_used_are_let_go():
     owner, peer = SharedMemory(), SharedMemory()
     tensors = [make_segment(owner, 32) for _ in range(MOST_FOREIGN + 3)]
+    before = count_descriptors()
     mapped = [peer.map_foreign(os.getpid(), find(owner, tensor)) for tensor in tensors]
     assert peer.map_foreign(os.getpid(), find(owner, tensors[-1])) is mapped[-1]
     assert peer.map_foreign(os.getpid(), find(owner, tensors[0])) is not mapped[0]
     assert len(peer._foreign) == MOST_FOREIGN
+    del mapped, peer
+    assert count_descriptors() == before
 
 
 @pytest.fixture(autouse=True)
