@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 
 import oracle
 import promises
-from mpiddp.collectives.compiler.instructions import ProgramMessage
-from mpiddp.collectives.executor import Description, Recent
+from crews import Team
+from mpiddp.collectives.executor import Recent
 from mpiddp.collectives.transport.operators import NARROW, Operator, choose_accumulation
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import find_sums
-from thread_ranks import Team
 
-SINGLE = ("one-shot", "direct", "direct:servers=2", "central", "central:servers=2",
-          "gather-broadcast")  # fmt: skip
+SINGLE = ("one-shot", "direct:servers=2", "central", "gather-broadcast")
 """Algorithms whose sums are made at once, so that narrow operands travel as they are."""
 
 
@@ -43,14 +41,20 @@ def run_team(schedule, before, nodes, **options) -> list[torch.Tensor]:
     return buffers
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", [*registry.names(), ""])
 @settings(max_examples=6)
 @given(data=st.data())
 def test_the_bits_are_the_oracle_s_whatever_carries_the_call_and_however_it_is_cut(name, data):
-    ranks = data.draw(st.integers(2, 6), "ranks")
-    nodes = data.draw(promises.node_sizes(ranks), "nodes")
-    schedule = promises.build(name, ranks, nodes)
-    schedule = data.draw(st.sampled_from(promises.list_variants(schedule)), "schedule")
+    """And of schedules that nobody would write."""
+    if name:
+        ranks = data.draw(st.integers(2, 6), "ranks")
+        nodes = data.draw(promises.node_sizes(ranks), "nodes")
+        variants = promises.list_variants(promises.build(name, ranks, nodes))
+        schedule = data.draw(st.sampled_from(variants), "schedule")
+    else:
+        schedule = data.draw(promises.random_trees(), "schedule")
+        ranks = schedule.ranks
+        nodes = data.draw(promises.node_sizes(ranks), "nodes")
     count = data.draw(st.integers(0, 4 * schedule.chunks + 3), "count")
     before = draw_floats(ranks, count, data.draw(st.integers(0, 99), "seed"))
     expected = oracle.run(schedule, [buffer.numpy() for buffer in before], seed=0)
@@ -62,17 +66,6 @@ def test_the_bits_are_the_oracle_s_whatever_carries_the_call_and_however_it_is_c
         )  # fmt: skip
         for rank, part, _ in oracle.promised(schedule, before):
             assert after[rank][part].numpy().tobytes() == expected[rank][part].tobytes()
-
-
-@pytest.mark.parametrize("name", registry.names())
-def test_all_ranks_end_with_the_same_bits(name):
-    for nodes in ([1] * 5, [2, 1, 2]):
-        schedule = promises.build(name, 5, nodes)
-        before = [each.half() for each in draw_floats(5, 6 * schedule.chunks + 1, 4)]
-        # As narrow as it is: the worst that rounding can do.
-        after = run_team(schedule, before, nodes, operator=Operator.PRODUCT, cell=3, message=7)
-        first = after[schedule.members[0]].view(torch.uint8)
-        assert all(torch.equal(after[rank].view(torch.uint8), first) for rank in schedule.members)
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -148,17 +141,3 @@ def test_another_thread_may_make_room_while_one_looks():
 
     key, others = Key(), iter([(), (), (), (1, 2), ()])
     assert [recent.find(each, lambda: 1) for each in (key, 0, key)] == [1, 1, 1]
-
-
-def test_a_description_says_for_whom_where_and_in_which_step():
-    description = Description("all_reduce (ring over mpi)", 6, {1: "n17"})
-    assert description.describe_wait(0, 1) == (
-        "all_reduce (ring over mpi), in step 1 of 6: waited for rank 1 on n17"
-    )
-    assert (
-        description.describe_wait(5, 2)
-        == "all_reduce (ring over mpi), in step 6 of 6: waited for rank 2"
-    )
-    assert "at its end: waited for rank 1 on n17" in description.describe_wait(6, 1)
-    message = ProgramMessage(True, 3, 1, 0, 5, False, 0)
-    assert description.describe_message(message) == description.describe_wait(3, 1)

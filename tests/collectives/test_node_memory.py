@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from itertools import pairwise
 
@@ -52,10 +53,7 @@ def test_another_call_is_an_error_at_the_rank_that_looks():
     other.enter(6, None)
     with pytest.raises(ConfigurationError) as found:
         one.meet([1], 5, describe)
-    assert str(found.value) == (
-        "rank 1 makes another collective call than rank 0, or with another count, type or "
-        "algorithm: MPIDDP_DEBUG=1 shows both"
-    )
+    assert re.match("rank 1 makes another .* than rank 0, .*: MPIDDP_DEBUG=1", str(found.value))
     with pytest.raises(ConfigurationError, match=r"rank 0 makes another .* than rank 1"):
         other.meet([0], 6, describe)
     # Who waits for the one that found it hears of that, in an exchange as well.
@@ -76,14 +74,13 @@ def test_who_waits_for_a_rank_whose_call_failed_hears_of_it_at_once():
     # What it did before, it did.
     one.meet([1], 5, describe)
     one.wait(1, 1, lambda: describe(1))()
-    for wait in (
-        one.wait(1, 2, lambda: describe(1)),
-        one.exchange(5, memoryview(b""), ([lambda: None],) * 2, describe),
-    ):
-        with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
-            wait()
+    failed = "waited for rank 1 on n17, whose own call failed"
+    with pytest.raises(PeerLostError, match=f"at its end: {failed}"):
+        one.wait(1, 2, lambda: DESCRIPTION.describe_wait(4, 1))()
+    with pytest.raises(PeerLostError, match=failed):
+        exchange(one, 5, [])()
     one.enter(6, None)
-    with pytest.raises(PeerLostError, match=r"waited for rank 1 on n17, whose own call failed"):
+    with pytest.raises(PeerLostError, match=failed):
         one.meet([1], 6, describe)
     assert time.monotonic() - begin < 10
 
@@ -128,6 +125,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_host_and_the_step():
     assert str(found.value).startswith(
         "all_reduce (ring over shared-memory), in step 1 of 4: waited for rank 1 on n17 for 0.2 s:"
     )
+    assert "MPIDDP_DEBUG=1" in str(found.value) and "increase --timeout" in str(found.value)
     # The stages of a call of before do not count.
     other.enter(6, None)
     with pytest.raises(PeerLostError, match=r"in step 3 of 4: waited for rank 1 on n17 for 0\.2 s"):
@@ -208,17 +206,6 @@ def test_each_rank_tells_where_its_buffer_lies():
     # Whoever kept what it knew of the buffer sees that it lies elsewhere.
     assert [now[0] != before[0] for before, now in pairwise(versions)] == [True, False, True, True]
     assert len({version for _, version in versions}) == 1
-
-
-def test_a_writer_that_is_ahead_in_memory_is_no_error():
-    one, other = make_pair(call=1)
-    adds = []
-    other.base += NEXT_CALL
-    other.words[WORDS] = other.base | 5
-    other.enter(77, None)
-    other.publish(4)()
-    exchange(one, 5, adds)()
-    assert adds == [1]
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(2, 1), (3, 77), (4, MAILBOX // 4)])

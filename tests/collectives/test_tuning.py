@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tuned
 from mpiddp.collectives import BOTH, MPI, SHARED, TORCH
@@ -34,40 +31,6 @@ ALL = Collective.ALL_REDUCE
 RANGES = (Range(8, 99, "auto"), Range(100, 4000, "direct", SHARED), Range(4001, 1 << 20, "ring"))
 
 
-@st.composite
-def sections(draw) -> Section:
-    bounds = sorted(draw(st.sets(st.integers(0, 1 << 40), min_size=2, max_size=8)))
-    ways = st.tuples(
-        st.sampled_from(["auto", "ring:segments=4", "two-level:inner=direct"]),
-        st.sampled_from(["auto", SHARED, BOTH, MPI, TORCH]),
-    )
-    return Section(
-        draw(st.sampled_from([each.value for each in Collective])),
-        tuple(sorted(draw(st.lists(st.integers(1, 8), min_size=1, max_size=4)))),
-        draw(st.sampled_from(["float32", "bfloat16"])),
-        draw(st.sampled_from(["cpu", "gpu"])),
-        tuple(Range(least, most - 1, *draw(ways)) for least, most in pairwise(bounds)),
-    )
-
-
-several = st.lists(sections(), max_size=4, unique_by=lambda each: (each.nodes, each.key))
-
-
-@settings(max_examples=40)
-@given(several, st.integers(0, 1 << 40))
-def test_a_table_is_read_as_it_was_written_and_gives_the_range_of_a_size(
-    tmp_path_factory, written, size
-):
-    path = tmp_path_factory.mktemp("tuning") / "table.json"
-    write_table(path, {"date": "today"}, written)
-    table = read_table(path)
-    assert list(table.sections) == written and table.made == {"date": "today"}
-    for section in written:
-        found = fit_table(table, section.nodes, (SHARED, BOTH, MPI, TORCH)).find(section.key, size)
-        fitting = [each for each in section.ranges if each.least <= size <= each.most]
-        assert fitting == ([] if found is None else [found])
-
-
 def write(path: Path, **changes: object) -> Path:
     """A table for two ranks on one node, with other values of its first section."""
     section = {"collective": "all-reduce", "nodes": [2], "type": "float32", "device": "cpu"}
@@ -86,9 +49,7 @@ WRONG = {
         "rong",
         r"ranges\[0\]: no algorithm is called 'rong' \(did you mean ring\?\); there are .*ring",
     ),
-    "transport": ("pigeon", r"ranges\[0\]: no transport is called 'pigeon'; there are auto, "),
     "schema": (2, r"table.json: expected .* schema 1, found .* and 2; make one with: .*tune"),
-    "kind": ("else", r"table.json: expected kind 'mpiddp tuning table' .*, found 'else'"),
     "sections": ([{}], r"table.json: sections\[0\]: lacks collective"),
     "made": (None, r"table.json: made: expected an object, found None"),
     "collective": ("gossip", r"table.json: sections\[0\]: no collective is called 'gossip'"),
@@ -127,25 +88,20 @@ def test_a_table_that_is_truncated_or_in_another_encoding_is_refused(cut, more, 
         read_table(path)
 
 
-@given(st.lists(st.sampled_from(["", "a" * 64, "b" * 64]), min_size=1, max_size=6))
-def test_ranks_with_different_tables_are_named(digests):
-    readings = [Reading(each) for each in digests]
-    odd = [rank for rank, each in enumerate(digests) if each != digests[0]]
-    if not odd:
+def test_ranks_with_different_tables_are_named():
+    check_readings([Reading("a" * 64)] * 3)
+    readings = [Reading(each * 64) for each in ("a", "a", "", "b", "a", "b")]
+    with pytest.raises(ConfigurationError, match=r"the same table .* not ranks 2-3,5: none"):
         check_readings(readings)
-        return
-    with pytest.raises(ConfigurationError, match=r"must name the same table") as caught:
-        check_readings(readings)
-    named = str(caught.value).partition("but not rank")[2].partition(":")[0].removeprefix("s")
-    ranks = [range(int(low), int(high or low) + 1) for low, _, high in
-             (part.partition("-") for part in named.strip().split(","))]  # fmt: skip
-    assert [rank for each in ranks for rank in each] == odd
 
 
-def make_layout(tmp_path: Path, *, transports=(SHARED, BOTH, MPI, TORCH)) -> Layout:
-    """Two ranks on one node, with RANGES for float32 on CPUs."""
+def make_layout(
+    tmp_path: Path, collective="all-reduce", device="cpu", ranges=RANGES,
+    *, transports=(SHARED, BOTH, MPI, TORCH),
+) -> Layout:  # fmt: skip
+    """Two ranks on one node, with these ranges for float32."""
     path = tmp_path / "table.json"
-    write_table(path, {}, [Section("all-reduce", (2,), "float32", "cpu", RANGES)])
+    write_table(path, {}, [Section(collective, (2,), "float32", device, ranges)])
     tuning = fit_table(read_table(path), (2,), transports)
     return Layout(0, ("here",) * 2, (0, 0), transports, tuning=tuning)
 
@@ -153,10 +109,8 @@ def make_layout(tmp_path: Path, *, transports=(SHARED, BOTH, MPI, TORCH)) -> Lay
 @pytest.mark.parametrize(
     ("size", "chosen"),
     [
-        (4, ("one-shot", SHARED)),
         (99, ("one-shot", SHARED)),
         (100, ("direct", SHARED)),
-        (4000, ("direct", SHARED)),
         (4001, ("ring", SHARED)),
         (1 << 20, ("ring", SHARED)),
         ((1 << 20) + 4, ("direct", SHARED)),
@@ -202,10 +156,7 @@ def test_a_table_that_names_what_cannot_be_is_refused_before_the_first_call(
     collective, device, algorithm, transport, said, tmp_path
 ):
     ranges = (RANGES[0], Range(100, 4000, algorithm, transport))
-    path, transports = tmp_path / "table.json", (SHARED, MPI, TORCH)
-    write_table(path, {}, [Section(collective, (2,), "float32", device, ranges)])
-    tuning = fit_table(read_table(path), (2,), transports)
-    layout = Layout(0, ("here",) * 2, (0, 0), transports, tuning=tuning)
+    layout = make_layout(tmp_path, collective, device, ranges, transports=(SHARED, MPI, TORCH))
     where = rf"the tuning table .*table\.json \(SHA-256 \w+\), {collective} float32 {device}: "
     with pytest.raises(ConfigurationError, match=where + said):
         Planner(layout, SharedMemory(), None, {})
@@ -228,14 +179,10 @@ def test_a_table_of_another_layout_is_not_used_and_says_so(tmp_path):
 @pytest.mark.mpi
 def test_ranks_run_what_the_table_says(pool, tmp_path):
     path = write(tmp_path / "table.json")
-    direct, rule = "all-reduce (direct over shared-memory)", "all-reduce (one-shot over mpi)"
+    direct = "all-reduce (direct over shared-memory)"
     for found in pool("openmpi", 2).call(tuned.run, path, (25, 1000)).values:
         assert found["ran"] == [direct, direct]
         assert found["tuning"].startswith(f"{path} (SHA-256 ")
-    ranges = [{"least": 8, "most": 4000, "algorithm": "one-shot", "transport": MPI}]
-    write(path, ranges=ranges)
-    for found in pool("openmpi", 2).call(tuned.run, path, (25, 1000)).values:
-        assert found["ran"] == [rule, rule]
     write(path, nodes=[1, 1])
     result = pool("openmpi", 2).call(tuned.run, path, ())
     assert all(
@@ -247,17 +194,13 @@ def test_ranks_run_what_the_table_says(pool, tmp_path):
 @pytest.mark.mpi
 def test_ranks_without_the_same_table_hear_so_in_one_line(pool, tmp_path):
     table = write(tmp_path / "table.json")
-    other = write(tmp_path / "other.json", most=4004)
     cut = tmp_path / "cut.json"
     cut.write_text(table.read_text()[:80])
     (tmp_path / "copy.json").write_text(table.read_text())
     cases = {
-        (table, other): r"MPIDDP_TUNING must name the same table on all ranks: rank 0 has one with "
-        r"SHA-256 \w{12}, but not rank 1: one with SHA-256 \w{12}",
-        (table, None): r".*rank 0 has one with .*, but not rank 1: none",
-        (None, table): r".*rank 0 has none, but not rank 1: one with .*",
+        (table, None): r"MPIDDP_TUNING must name the same table on all ranks: rank 0 has one with "
+        r"SHA-256 \w{12}, but not rank 1: none",
         (table, cut): r"the tuning table .*cut\.json: expected JSON: .* \(on rank 1\)",
-        (cut, cut): r"the tuning table .*cut\.json: expected JSON: .*FILE\.json",
         (table, tmp_path / "copy.json"): "nothing was said",
     }
     for paths, said in cases.items():

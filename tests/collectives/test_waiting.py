@@ -18,7 +18,6 @@ from mpiddp.collectives.transport.waiting import (
     Waiter,
     choose_policy,
 )
-from mpiddp.errors import PeerLostError
 from mpiddp.launch.mpi.pauses import FIRST_PAUSE, PAUSE_SHARE
 
 POLICIES = pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: policy.value)
@@ -28,8 +27,6 @@ POLICIES = pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: po
     ("nodes", "policy"),
     [
         ([(4, 4)], Policy.SPIN),
-        ([(1, 8)], Policy.SPIN),
-        ([(4, 3)], Policy.YIELD),
         ([(2, 4), (2, 1)], Policy.YIELD),
         ([(2, 2), (3, 4)], Policy.SPIN),
     ],
@@ -69,10 +66,13 @@ def test_a_wait_ends_at_the_first_test_that_is_true(policy):
 
 
 class Clock:
-    """Time that passes by a microsecond with each look at the clock, and with sleep."""
+    """Time that passes by a microsecond with each look at the clock, and with sleep.
 
-    def __init__(self, monkeypatch) -> None:
-        self.now, self.sleeps, self.yields = 0.0, [], 0
+    ``stop``: seconds that pass besides in the first sleep or yield.
+    """
+
+    def __init__(self, monkeypatch, stop: float = 0.0) -> None:
+        self.now, self.sleeps, self.yields, self.stop = 0.0, [], 0, stop
         monkeypatch.setattr(time, "monotonic", self.look)
         monkeypatch.setattr(time, "sleep", self.sleep)
         monkeypatch.setattr(os, "sched_yield", self.give_way)
@@ -82,10 +82,13 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.now += seconds + self.stop
+        self.stop = 0.0
         self.sleeps.append(seconds)
 
     def give_way(self) -> None:
+        self.now += self.stop
+        self.stop = 0.0
         self.yields += 1
 
 
@@ -133,34 +136,8 @@ def test_sleeps_are_a_share_of_the_time_waited_and_a_millisecond_at_most(monkeyp
 
 
 @POLICIES
-def test_a_wait_ends_with_an_error_that_says_for_whom_and_how_long(policy):
-    begin = time.monotonic()
-    with pytest.raises(PeerLostError) as found:
-        Waiter(policy, 0.2).wait(lambda: False, lambda: "ring, in step 2: waited for rank 5")
-    assert time.monotonic() - begin >= 0.2
-    text = str(found.value)
-    assert text.startswith("ring, in step 2: waited for rank 5 for 0.2 s: ")
-    assert "MPIDDP_DEBUG=1" in text and "increase --timeout" in text
-    assert "\n" not in text
-    with pytest.raises(ZeroDivisionError):
-        Waiter(policy, 30.0).wait(lambda: 1 / 0, complain)
-
-
-@POLICIES
 @pytest.mark.parametrize("looks", [1, 1000])
 def test_time_for_which_a_rank_was_stopped_itself_does_not_count(policy, looks, monkeypatch):
     # As after SIGSTOP and SIGCONT: the clock has gone on, and the others go on, or not before.
-    clock, passed = [0.0], []
-
-    def pass_time(*_: object) -> None:
-        clock[0] += 1e-3 if passed else 100.0
-        passed.append(True)
-
-    def look() -> float:
-        clock[0] += 1e-6
-        return clock[0]
-
-    monkeypatch.setattr(time, "monotonic", look)
-    monkeypatch.setattr(time, "sleep", pass_time)
-    monkeypatch.setattr(os, "sched_yield", pass_time)
-    Waiter(policy, 10.0).wait(lambda: len(passed) >= looks, complain)
+    clock = Clock(monkeypatch, stop=100.0)
+    Waiter(policy, 10.0).wait(lambda: len(clock.sleeps) + clock.yields >= looks, complain)

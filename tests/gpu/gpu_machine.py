@@ -1,7 +1,7 @@
 """What a machine with a GPU has, printed; its loopback interface is set up if it is down.
 
 gpu_machine.py machine     files, programs, limits, versions; by the standard library alone
-gpu_machine.py torch       what torch and mpiddp find; the last line counts the GPUs
+gpu_machine.py torch       what torch finds; the last line counts the GPUs
 """
 
 from __future__ import annotations
@@ -69,27 +69,13 @@ def set_up_loopback() -> int:
 
 
 def show_torch() -> int:
+    """The doctor tells more of what it finds."""
     begin = time.perf_counter()
-    import mpi4py
     import torch
-    import torchvision
-
-    from mpiddp.launch.device import device, nccl, nvml
 
     print(f"import {time.perf_counter() - begin:.1f} s")
     print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, HIP {torch.version.hip}")
-    print(f"torchvision {torchvision.__version__}, mpi4py {mpi4py.__version__}")
-    version = ".".join(map(str, nccl.find_version())) or "none"
-    found = nvml.list_uuids()
-    print(f"NCCL {version}, NVML {found} {[nvml.find_bus(each) for each in found]}", flush=True)
     count = torch.cuda.device_count()
-    for index in range(count):
-        properties = torch.cuda.get_device_properties(index)
-        print(f"{properties}, bus {device.find_bus(properties)}")
-        begin = time.perf_counter()
-        ones = torch.ones(4096, 4096, device=torch.device("cuda", index))
-        assert (ones @ ones).sum().item() == 4096**3
-        print(f"first product after {time.perf_counter() - begin:.2f} s", flush=True)
     print(f"GPUs: {count}")
     files = glob.glob("/dev/nvidia[0-9]*")
     if files and not count and os.environ.get("CUDA_VISIBLE_DEVICES") != "":

@@ -1,4 +1,4 @@
-"""The executor on a real GPU: programs over torch tensors, and the public calls over NCCL."""
+"""The executor on a real GPU: programs over torch tensors, and streams."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import time
 import pytest
 import torch
 
-import launchers
 import mpiddp
-from crews import Crew
+from crews import Crew, Team
 from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport.operators import make_span
-from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
 from mpiddp.schedules.schedule import Collective
 from mpiddp.training.options.groups.straggler import Slowdown, Straggler
-from thread_ranks import Team
 
 pytestmark = pytest.mark.gpu
 
@@ -51,36 +48,6 @@ def test_a_span_sees_the_tensor_and_keeps_it_not_alive(device):
     before = torch.cuda.memory_allocated(device)
     del tensor
     assert torch.cuda.memory_allocated(device) < before
-
-
-PROGRAM = """
-import torch, mpiddp
-with mpiddp.init(timeout=60) as session:
-    size, rank = session.world.size, session.world.rank
-    names = ("auto", "ring", "direct", "recursive-doubling", "two-level", "ring:segments=3")
-    for algorithm in names:
-        for dtype in (torch.float32, torch.bfloat16):
-            for count in (0, 1, 7, 100_003):
-                tensor = (torch.arange(count, device=session.device) % 5 + rank).to(dtype)
-                wanted = torch.arange(count, device=session.device) % 5 * size
-                mpiddp.all_reduce(tensor, algorithm)
-                assert torch.equal(tensor, (wanted + size * (size - 1) // 2).to(dtype)), algorithm
-    future = mpiddp.all_reduce(torch.ones(10, device=session.device), async_op=True)
-    assert future.wait().tolist() == [size] * 10
-    try:
-        mpiddp.all_reduce(torch.ones(3, device=session.device), transport="mpi")
-    except mpiddp.errors.ConfigurationError as error:
-        assert "GPU" in str(error)
-    else:
-        raise AssertionError("MPI took a GPU's memory")
-"""
-
-
-def test_calls_over_nccl(device):
-    """With as many ranks as there are GPUs; one rank alone has nothing to send."""
-    ranks = min(4, torch.cuda.device_count())
-    launcher = "openmpi" if ranks > 1 else "alone"
-    launchers.run(launcher, ranks, ["-c", PROGRAM], timeout=150).expect(0)
 
 
 CYCLES = 1 << 28
@@ -149,12 +116,3 @@ def test_a_straggler_sleeps_once_its_gpu_has_nothing_to_do(device, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     slow.wait(0)
     assert done.query()
-
-
-def test_a_tensor_on_another_gpu_is_refused(device):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
-    calls = Crew([0, 0]).communicators[0]
-    calls._device = device
-    with pytest.raises(ConfigurationError, match="found one on cuda:1"):
-        calls.run(CallRequest(Collective.ALL_REDUCE), torch.ones(3, device="cuda:1"))

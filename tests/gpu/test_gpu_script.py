@@ -75,6 +75,7 @@ def test_benchmarks_know_the_options_that_parts_give_them(has_gpu, tmp_path):
     assert len(gpu_run.FILES) <= 8
 
 
+@pytest.mark.long
 def test_an_environment_of_carried_wheels_has_this_pythons_packages_too(tmp_path):
     wheels = tmp_path / "wheels"
     wheels.mkdir()

@@ -54,8 +54,6 @@ class Churn:
         self.own = random.Random(2 + rank)
         self.kept: list[torch.Tensor] = []
         """Some buffers live longer, so that others cannot have their place."""
-        self.old = mpiddp.shared_empty(9999)
-        """One buffer stays for good."""
         self.seen: dict[int, bool] = {}
         """By address, whether the last buffer there was shared."""
         self.changed = 0
@@ -78,11 +76,6 @@ class Churn:
         total = sum(range(self.size)) + self.size * (number % 9)
         if not bool((tensor == total).all()):
             self.wrong.append(f"call {number}: {count} of {dtype} over {transport}")
-        if number % 150 == 0:
-            self.old.fill_(number)
-            mpiddp.all_reduce(self.old)
-            if not bool((self.old == number * self.size).all()):
-                self.wrong.append(f"call {number}: the old buffer")
         if self.own.random() < 0.1:
             self.kept.append(memory)
         if len(self.kept) > 5 or self.own.random() < 0.05:

@@ -30,31 +30,27 @@ Report = list[Any]
 def make_cases(transport: str) -> dict[str, Callable[[bool], torch.Tensor]]:
     """Calls by what differs in them; they are told whether they are the odd rank's."""
 
-    def reduce(count: int, dtype: torch.dtype = torch.float32, **options: Any) -> torch.Tensor:
-        tensor = torch.ones(count, dtype=dtype)
-        BUFFERS.append(tensor)
-        return mpiddp.all_reduce(tensor, transport=transport, **options)
+    def make(count: int) -> torch.Tensor:
+        BUFFERS.append(torch.ones(count))
+        return BUFFERS[-1]
+
+    def reduce(count: int, op: str = "sum") -> torch.Tensor:
+        return mpiddp.all_reduce(make(count), transport=transport, op=op)
+
+    def broadcast(count: int) -> torch.Tensor:
+        return mpiddp.broadcast(make(count), transport=transport)
 
     def in_order(odd: bool) -> torch.Tensor:
         counts = (1000, 60) if odd else (60, 1000)
         first, second = (reduce(count) for count in counts)
         return torch.cat((first, second))
 
-    def call(kind: str, root: int) -> torch.Tensor:
-        tensor = torch.ones(1000)
-        BUFFERS.append(tensor)
-        result: torch.Tensor = getattr(mpiddp, kind)(tensor, root, transport=transport)
-        return result
-
     return {
         "small count": lambda odd: reduce(1001 if odd else 1000),
         "great count": lambda odd: reduce(200001 if odd else 200000),
-        "type": lambda odd: reduce(1000, torch.int32 if odd else torch.float32),
-        "algorithm": lambda odd: reduce(1000, algorithm="ring" if odd else "recursive-doubling"),
         "operator": lambda odd: reduce(1000, op="max" if odd else "sum"),
         "order": in_order,
-        "root": lambda odd: call("reduce", 1 if odd else 0),
-        "call": lambda odd: call("broadcast", 0) if odd else reduce(1000),
+        "call": lambda odd: broadcast(1000) if odd else reduce(1000),
     }
 
 

@@ -1,12 +1,9 @@
 """A program for the ranks of a job: calls where the kernel forbids what shared memory needs.
 
-    mpirun -n 2 python tests/programs/forbidden.py
-        copies|writes|descriptors|nothing|funneled|serialized
+    mpirun -n 2 python tests/programs/forbidden.py writes|nothing|funneled
 
-``copies``: nobody may copy from another process's memory. ``writes``: rank 1 may read, not write.
-``descriptors``: nobody may look into /proc/PID of another one, as between different users.
-``nothing``: what surrounds the ranks forbids enough. ``funneled``, ``serialized``: besides, MPI
-lets one thread alone call it, or one at a time.
+``writes``: rank 1 may read another process's memory, not write there. ``nothing``: what surrounds
+the ranks forbids enough. ``funneled``: besides, MPI lets one thread alone call it.
 """
 
 from __future__ import annotations
@@ -15,8 +12,6 @@ import ctypes
 import errno
 import importlib
 import json
-import os
-import pkgutil
 import platform
 import struct
 import sys
@@ -30,21 +25,18 @@ import torch
 
 import battery
 import mpiddp
-import mpiddp.collectives
 from mistakes import hear
 from mpiddp.sync.ddp_hook import Synchronization, attach
 from mpiddp.sync.parameter_server.server import check_threads
-from pairs import cover
 from pool_rank import renew
 
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
 SECCOMP_MODE_FILTER = 2
 SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW = 0x00050000, 0x7FFF0000
 LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
 """BPF instructions: load a word, of which the first is the system call's number."""
-READ, WRITE = 310, 311
-"""process_vm_readv and process_vm_writev on x86-64."""
-NOBODY = 65534
+WRITE = 311
+"""process_vm_writev on x86-64."""
 
 
 def control(option: int, *arguments: object) -> None:
@@ -59,46 +51,38 @@ class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
-def forbid(*calls: int) -> None:
-    """Let these system calls fail, for this process, for good."""
-    lines = [(LOAD, 0, 0, 0)]
-    for number, call in enumerate(calls):
-        lines.append((JUMP_IF_EQUAL, len(calls) - number, 0, call))
-    lines.append((RETURN, 0, 0, SECCOMP_RET_ALLOW))
-    lines.append((RETURN, 0, 0, SECCOMP_RET_ERRNO | errno.EPERM))
+def forbid(call: int) -> None:
+    """Let this system call fail, for this process, for good."""
+    lines = [
+        (LOAD, 0, 0, 0),
+        (JUMP_IF_EQUAL, 1, 0, call),
+        (RETURN, 0, 0, SECCOMP_RET_ALLOW),
+        (RETURN, 0, 0, SECCOMP_RET_ERRNO | errno.EPERM),
+    ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
     program = _Filter(len(lines), ctypes.cast(code, ctypes.c_void_p))
     control(PR_SET_NO_NEW_PRIVS, 1)
     control(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program))
 
 
-def hide() -> None:
-    """Keep this process from the others' eyes: their user's, too."""
-    if os.geteuid() == 0:
-        # Root sees all.
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-    control(PR_SET_DUMPABLE, 0)
-
-
-def try_calls(rank: int, size: int) -> dict[str, object]:
+def try_calls(session: mpiddp.Session) -> dict[str, object]:
     """What there is, and some of the battery's calls over it."""
+    rank, size = session.world.rank, session.world.size
     described = mpiddp.describe_collectives()
     choices = battery.list_sums(size, ("auto", *described["transports"]))
     choices |= {
-        "what": (("all_reduce", "auto"), ("all_reduce", "ring"), ("reduce_scatter", "auto")),
+        "what": (
+            *(("all_reduce", name) for name in ("auto", "ring", "direct", "two-level")),
+            *(("reduce", name) for name in battery.ROOTED[:3]),
+            ("reduce_scatter", "auto"),
+        ),
         "reduction": ("default",),
         "fixed order": (False,),
     }
-    rows = cover(choices, battery.is_possible)
+    rows = battery.cover(choices)
     wrong = [fault for row in rows for fault in battery.make_call(row, rank, size)]
     said = hear(lambda: mpiddp.all_reduce(torch.ones(1), transport="shared-memory"))
     return {"describe": described, "wrong": wrong, "calls": len(rows), "said": said}
-
-
-def import_all() -> None:
-    """Import what calls need: a user without root's rights may not enter the checkout."""
-    for module in pkgutil.walk_packages(mpiddp.collectives.__path__, "mpiddp.collectives."):
-        importlib.import_module(module.name)
 
 
 def try_unordered(session: mpiddp.Session) -> dict[str, object]:
@@ -107,7 +91,7 @@ def try_unordered(session: mpiddp.Session) -> dict[str, object]:
     try:
         platform.machine = lambda: "aarch64"
         renew(session)
-        return try_calls(session.world.rank, session.world.size)
+        return try_calls(session)
     finally:
         platform.machine = machine
         renew(session)
@@ -139,25 +123,18 @@ def try_threads(session: mpiddp.Session) -> dict[str, object]:
 
 def main() -> None:
     how = sys.argv[1]
-    if how in ("funneled", "serialized"):
+    if how == "funneled":
         mpi4py.rc.thread_level = how
         importlib.import_module("mpi4py.MPI")
     # On a busy machine some ranks import much later than others.
     with mpiddp.init(timeout=100) as session:
-        rank, size = session.world.rank, session.world.size
-        import_all()
-        # Opened as long as this user may.
-        with Path(f"{rank}.json").open("w") as report:
-            if how == "copies":
-                forbid(READ, WRITE)
-            elif how == "writes" and rank == 1:
-                forbid(WRITE)
-            elif how == "descriptors":
-                hide()
-            found = try_calls(rank, size)
-            if how in ("funneled", "serialized"):
-                found["threads"] = try_threads(session)
-            json.dump(found, report)
+        rank = session.world.rank
+        if how == "writes" and rank == 1:
+            forbid(WRITE)
+        found = try_calls(session)
+        if how == "funneled":
+            found["threads"] = try_threads(session)
+        Path(f"{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

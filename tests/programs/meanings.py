@@ -99,21 +99,6 @@ def name_operators(rank: int, size: int) -> None:
             assert torch.equal(tensor, expected), (name, each)
 
 
-def add_widely(rank: int, size: int, transport: str) -> None:
-    """Narrow types are added in float32, whatever the algorithm; others as they are told."""
-    halves = {torch.float16: 2048.0, torch.bfloat16: 256.0}
-    for algorithm in ("auto", *WHOLE):
-        for dtype, great in halves.items():
-            # great + 1 is no number of this type, and rounds to great.
-            tensor = torch.full((99,), great if rank == 0 else 1.0, dtype=dtype)
-            mpiddp.all_reduce(tensor, algorithm, transport)
-            wanted = torch.tensor(great + size - 1).to(dtype)
-            assert torch.equal(tensor, wanted.expand(99)), (algorithm, dtype)
-        tensor = torch.full((99,), 2.0**24 if rank == 0 else 1.0)
-        mpiddp.all_reduce(tensor, algorithm, transport, reduction_dtype=torch.float64)
-        assert torch.equal(tensor, torch.full((99,), 2.0**24 + size - 1)), algorithm
-
-
 def digest(tensor: torch.Tensor) -> int:
     return zlib.crc32(bytes(tensor.contiguous().view(torch.uint8).tolist()))
 
@@ -149,18 +134,6 @@ def add_nans(session: mpiddp.Session) -> list[tuple[str, list[str]]]:
     return found
 
 
-def fix_order(rank: int, transport: str) -> None:
-    """With a fixed order, where an element stands does not matter."""
-    generator = torch.Generator().manual_seed(rank)
-    for count in (1001, 50001):
-        values = torch.randn(count, generator=generator) * 10 ** torch.randint(-6, 6, (count,))
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
-        straight, mixed = values.clone(), values[order].clone()
-        mpiddp.all_reduce(straight, transport=transport, fixed_order=True)
-        mpiddp.all_reduce(mixed, transport=transport, fixed_order=True)
-        assert torch.equal(straight[order], mixed), (transport, count)
-
-
 def use_memory_anew(size: int) -> None:
     """The same memory, in turns with other operators, types, lengths and shapes."""
     buffer = torch.empty(6)
@@ -184,9 +157,7 @@ def run(session: mpiddp.Session) -> dict[str, Any]:
     report: dict[str, Any] = {"times": meet(rank, size), "done": {}}
     for transport in TRANSPORTS:
         report["done"][transport] = start_many(rank, size, transport, session.comm)
-        add_widely(rank, size, transport)
         prepare_well(rank, size, transport)
-        fix_order(rank, transport)
     use_memory_anew(size)
     keep_shapes(rank, size)
     name_operators(rank, size)

@@ -1,4 +1,4 @@
-"""Calls that cannot be made, by name, and what each says to the ranks of a pool.
+"""Calls that cannot be made, and what each says to the ranks of a pool.
 
 Every rank makes the same mistake, hears of it at once, and makes good calls afterwards.
 """
@@ -32,73 +32,85 @@ def sum_again(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return mpiddp.all_reduce(change(mpiddp.all_reduce(ones())))
 
 
-CALLS: dict[str, Callable[[], Any]] = {
-    "transposed": lambda: mpiddp.all_reduce(torch.ones(2, 3).t()),
-    "every other": lambda: mpiddp.all_reduce(ones(12)[::2]),
-    "expanded": lambda: mpiddp.all_reduce(ones(1).expand(6)),
-    "transposed, later": lambda: mpiddp.all_reduce(torch.ones(2, 3).t(), async_op=True),
-    "sparse": lambda: mpiddp.all_reduce(torch.eye(5).to_sparse()),
-    "sparse, like one before": lambda: mpiddp.all_reduce(torch.eye(6)[:1].to_sparse()),
-    "transposed, like one before": lambda: sum_again(lambda tensor: tensor.view(2, 3).t()),
-    "leaf, like one before": lambda: sum_again(lambda tensor: tensor.requires_grad_()),
-    "negative, like one before": lambda: sum_again(torch._neg_view),
-    "meta": lambda: mpiddp.all_reduce(torch.ones(6, device="meta")),
-    "no tensor": lambda: mpiddp.all_reduce([1.0] * 6),  # type: ignore[arg-type]
-    "no tensor, later": lambda: mpiddp.all_reduce([1.0] * 6, async_op=True),  # type: ignore[arg-type]
-    "leaf": lambda: mpiddp.all_reduce(ones().requires_grad_()),
-    "conjugate": lambda: mpiddp.broadcast(torch.ones(3, dtype=torch.complex64).conj()),
-    "operator for an algorithm": lambda: mpiddp.all_reduce(ones(), "average"),
-    "transport for an algorithm": lambda: mpiddp.all_reduce(ones(), "mpi"),
-    "two lengths": lambda: mpiddp.shared_empty(4, 3),  # type: ignore[arg-type]
-    "list of names": lambda: mpiddp.all_reduce(ones(), ["ring"]),  # type: ignore[arg-type]
-    "number for a name": lambda: mpiddp.all_reduce(ones(), transport=3),  # type: ignore[arg-type]
-    "name for a rank": lambda: mpiddp.broadcast(ones(), "0"),  # type: ignore[arg-type]
-    "name for a type": lambda: mpiddp.all_reduce(ones(), reduction_dtype="float64"),
-    "shape of halves": lambda: mpiddp.shared_empty(2.5),  # type: ignore[arg-type]
-    "prepared": lambda: mpiddp.prepare_all_reduce(torch.ones(2, 3).t()),
-    "algorithm": lambda: mpiddp.all_reduce(ones(), algorithm="rong"),
-    "server": lambda: mpiddp.all_reduce(ones(), algorithm="central"),
-    "transport": lambda: mpiddp.all_reduce(ones(), transport="pigeon"),
-    "operator of torch for an algorithm": lambda: mpiddp.all_reduce(ones(), ReduceOp.MAX),  # type: ignore[arg-type]
-    "input and output": lambda: mpiddp.all_gather([ones()], ones()),  # type: ignore[arg-type]
-    "operator of torch": lambda: mpiddp.all_reduce(ones(), op=ReduceOp.BAND),
-    "operator": lambda: mpiddp.all_reduce(ones(), op="median"),
-    "bool": lambda: mpiddp.all_reduce(ones(dtype=torch.bool)),
-    "complex64": lambda: mpiddp.all_reduce(ones(dtype=torch.complex64)),
-    "int8": lambda: mpiddp.all_reduce(ones(dtype=torch.int8)),
-    "int8, parts": lambda: mpiddp.reduce_scatter(ones(dtype=torch.int8)),
-    "complex128 moved": lambda: mpiddp.broadcast(ones(dtype=torch.complex128)),
-    "integer average": lambda: mpiddp.all_reduce(ones(dtype=torch.int64), op="average"),
-    "integers widely": lambda: mpiddp.all_reduce(
-        ones(dtype=torch.int32), reduction_dtype=torch.float64
+CONTIGUOUS = r"expected a contiguous tensor, found one of shape .*: call \.contiguous\(\) first"
+DENSE = r"expected a dense tensor, found one of layout torch.sparse_coo"
+VALUES = r"expected a tensor whose memory holds its values: call .*"
+RANK = r"src or dst: expected the number of a rank, found "
+SUMMED = r"expected a tensor of float64, float32, int64, int32, float16, bfloat16, found "
+NO_SUM = r"ScheduleError: double on 3 ranks is no all-reduce: step 1: .* rank 1 is added twice"
+NO_HALF = r"ScheduleError: lopsided on 3 ranks cannot be halved: its first 1 of 3 steps are no "
+DIFFERENT = (
+    r"the schedule of drawn must be the same on all ranks, but it differs from rank 0's on rank 1: "
+    r"rank 0 has \d+, rank 1 has \d+"
+)
+CALLS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: mpiddp.all_reduce(torch.ones(2, 3).t()), CONTIGUOUS),
+    (lambda: mpiddp.all_reduce(torch.eye(6)[:1].to_sparse()), DENSE),
+    (lambda: sum_again(lambda tensor: tensor.view(2, 3).t()), CONTIGUOUS),
+    (lambda: sum_again(lambda tensor: tensor.requires_grad_()), "a leaf that requires grad"),
+    (lambda: sum_again(torch._neg_view), VALUES),
+    (lambda: mpiddp.broadcast(torch.ones(3, dtype=torch.complex64).conj()), VALUES),
+    (lambda: mpiddp.all_reduce(torch.ones(6, device="meta")), "expected a CPU or CUDA tensor"),
+    (lambda: mpiddp.all_reduce([1.0] * 6), "expected a torch tensor, found list"),  # type: ignore[arg-type]
+    (lambda: mpiddp.all_reduce(ones(), "average"), "'average' is no algorithm, but an operator"),
+    (lambda: mpiddp.all_reduce(ones(), "mpi"), "'mpi' is no algorithm, but a transport"),
+    (lambda: mpiddp.shared_empty(4, 3), "dtype: expected a torch type, found 3; a shape is one "),  # type: ignore[arg-type]
+    (lambda: mpiddp.all_reduce(ones(), ["ring"]), r"algorithm: expected a name, found \['ring'\]"),  # type: ignore[arg-type]
+    (lambda: mpiddp.broadcast(ones(), "0"), RANK + "'0'"),  # type: ignore[arg-type]
+    (lambda: [mpiddp.broadcast(ones(), src=each) for each in (0, 0.0)], RANK + r"0\.0"),
+    (
+        lambda: mpiddp.all_reduce(ones(), reduction_dtype="float64"),
+        "reduction_dtype: expected a torch type, found 'float64'",
     ),
-    "root too high": lambda: mpiddp.broadcast(ones(), src=9),
-    "root too low": lambda: mpiddp.reduce(ones(), dst=-1),
-    "root that equals one": lambda: [mpiddp.broadcast(ones(), src=r) for r in (0, 0.0)],
-    "no root": lambda: mpiddp.reduce(ones(), 0, "ring"),
-    "no all-reduce": lambda: name_wrong(lambda: mpiddp.all_reduce(ones(), "double")),
-    "no all-reduce, later": lambda: name_wrong(
-        lambda: mpiddp.all_reduce(ones(), "double", async_op=True)
+    (lambda: mpiddp.shared_empty(2.5), "shape: expected integers, found 2.5"),  # type: ignore[arg-type]
+    (lambda: mpiddp.shared_empty((3, -1)), r"expected lengths >= 0, found \(3, -1\)"),
+    (lambda: mpiddp.shared_empty(3, "float32"), "dtype: expected a torch type, found 'float32'"),  # type: ignore[arg-type]
+    (
+        lambda: mpiddp.all_reduce(ones(), algorithm="rong"),
+        r"no algorithm is called 'rong' \(did you mean ring\?\); there are .*\bring\b",
     ),
-    **{
-        f"another on each rank, {transport}": lambda transport=transport: name_wrong(
-            lambda: mpiddp.all_reduce(ones(), "drawn", transport)
-        )
-        for transport in ("mpi", "torch")
-    },
-    "no half": lambda: name_wrong(lambda: mpiddp.reduce(ones(), 0, "lopsided")),
-    "negative shape": lambda: mpiddp.shared_empty((3, -1)),
-    "name for a type, shared": lambda: mpiddp.shared_empty(3, "float32"),  # type: ignore[arg-type]
-    "shared memory": lambda: mpiddp.all_reduce(ones(), transport="shared-memory"),
-}
-VARIABLES = {
-    "wait": ("MPIDDP_WAIT", lambda rank: "doze"),
-    "wait differs": ("MPIDDP_WAIT", lambda rank: ("spin", "sleep")[rank % 2]),
-    "wait of one": ("MPIDDP_WAIT", lambda rank: "yield" if rank == 1 else None),
-    "message bytes": ("MPIDDP_MESSAGE_BYTES", lambda rank: "many"),
-    "no message bytes": ("MPIDDP_MESSAGE_BYTES", lambda rank: "0"),
-    "message bytes differ": ("MPIDDP_MESSAGE_BYTES", lambda rank: str(4096 + rank)),
-}
+    (lambda: mpiddp.all_reduce(ones(), algorithm="central"), "central leaves out the buffers of 1"),
+    (lambda: mpiddp.all_reduce(ones(), transport="pigeon"), "no transport is called 'pigeon'"),
+    (lambda: mpiddp.all_reduce(ones(), op="median"), "no operator is called 'median'; there are "),
+    (lambda: mpiddp.all_reduce(ones(), ReduceOp.MAX), "'max' is no algorithm, but an operator"),  # type: ignore[arg-type]
+    (lambda: mpiddp.all_reduce(ones(), op=ReduceOp.BAND), "op: .*, found ReduceOp.BAND"),
+    (lambda: mpiddp.all_gather([ones()], ones()), "algorithm: expected a name, found a tensor: "),  # type: ignore[arg-type]
+    (lambda: mpiddp.all_reduce(ones(dtype=torch.bool)), SUMMED + "bool"),
+    (lambda: mpiddp.all_reduce(ones(dtype=torch.int8)), SUMMED + "int8"),
+    (
+        lambda: mpiddp.broadcast(ones(dtype=torch.complex128)),
+        "expected elements of 1, 2, 4 or 8 bytes, found complex128",
+    ),
+    (
+        lambda: mpiddp.all_reduce(ones(dtype=torch.int64), op="average"),
+        "an average of int64 is no integer",
+    ),
+    (
+        lambda: mpiddp.all_reduce(ones(dtype=torch.int32), reduction_dtype=torch.float64),
+        "reduction_dtype must be int32 or a wider .*, found float64",
+    ),
+    (lambda: mpiddp.broadcast(ones(), src=9), "src must be 0 to 2, found 9"),
+    (lambda: mpiddp.reduce(ones(), dst=-1), "dst must be 0 to 2, found -1"),
+    (lambda: mpiddp.reduce(ones(), 0, "ring"), "ring has no single root, so it makes no reduce; "),
+    (lambda: name_wrong(lambda: mpiddp.all_reduce(ones(), "double")), NO_SUM),
+    (lambda: name_wrong(lambda: mpiddp.all_reduce(ones(), "drawn", "mpi")), DIFFERENT),
+    (lambda: name_wrong(lambda: mpiddp.all_reduce(ones(), "drawn", "torch")), DIFFERENT),
+    (lambda: name_wrong(lambda: mpiddp.reduce(ones(), 0, "lopsided")), NO_HALF),
+    (lambda: mpiddp.all_reduce(ones(), transport="shared-memory"), "nothing was said"),
+]
+"""What is done, and a pattern of what is said."""
+VARIABLES: list[tuple[tuple[str, Callable[[int], str | None]], str]] = [
+    (("MPIDDP_WAIT", lambda rank: "doze"), "MPIDDP_WAIT on rank 0: expected spin, yield, sleep"),
+    (
+        ("MPIDDP_WAIT", lambda rank: "yield" if rank == 1 else None),
+        "MPIDDP_WAIT must be the same .*rank 0 has '', rank 1 has 'yield'",
+    ),
+    (("MPIDDP_MESSAGE_BYTES", lambda rank: "0"), "MPIDDP_MESSAGE_BYTES: expected bytes >= 8, "),
+    (
+        ("MPIDDP_MESSAGE_BYTES", lambda rank: str(4096 + rank)),
+        "MPIDDP_MESSAGE_BYTES must be the same .*4096.*4098",
+    ),
+]
 
 
 def hear(make: Callable[[], Any]) -> str:
@@ -118,12 +130,12 @@ def set_variable(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-def hear_variables(session: mpiddp.Session) -> dict[str, str]:
+def hear_variables(session: mpiddp.Session) -> list[str]:
     """What is said of variables when the first call is prepared."""
-    found = {}
-    for case, (name, choose) in VARIABLES.items():
+    found = []
+    for (name, choose), _ in VARIABLES:
         set_variable(name, choose(session.world.rank))
-        found[case] = hear(mpiddp.describe_collectives)
+        found.append(hear(mpiddp.describe_collectives))
         set_variable(name, None)
     return found
 
@@ -136,11 +148,10 @@ def sum_well(size: int) -> None:
             assert torch.equal(tensor, torch.full((count,), float(size)))
 
 
-def run(session: mpiddp.Session) -> dict[str, str]:
+def run(session: mpiddp.Session) -> list[str]:
     renew(session)
-    report = hear_variables(session)
+    said = hear_variables(session)
     sum_well(session.world.size)
-    for case, make in CALLS.items():
-        report[case] = hear(make)
+    said += [hear(make) for make, _ in CALLS]
     sum_well(session.world.size)
-    return report
+    return said

@@ -1,6 +1,6 @@
-"""A program for the ranks of a job: one of them goes, stops, or stays away from a collective call.
+"""A program for the ranks of a job: rank 1 is killed or stopped in a collective call.
 
-mpirun -n 3 python tests/programs/victims.py TRANSPORT HOW WHO DEADLINE
+mpirun -n 3 python tests/programs/victims.py TRANSPORT HOW DEADLINE
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import torch
 
@@ -20,20 +19,17 @@ SOON = 0.2
 
 
 def main() -> None:
-    transport, how, who, deadline = sys.argv[1:]
+    transport, how, deadline = sys.argv[1:]
     with mpiddp.init(timeout=60) as session:
         if transport == "torch":
             # Its group keeps the timeout that it begins with.
             session._timeout = float(deadline)
-        is_victim = session.world.rank == int(who)
         buffers = [torch.zeros(count) for count in (10, 300000)]
         for buffer in buffers:
             mpiddp.all_reduce(buffer, "one-shot", transport)
         # The first calls take longer on a busy machine.
         session.collectives.waiter.set_seconds(float(deadline))
-        if is_victim:
-            if how == "stays away":
-                time.sleep(1000)
+        if session.world.rank == 1:
             number = {"is killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}[how]
             threading.Timer(SOON, os.kill, (os.getpid(), number)).start()
         while True:

@@ -1,8 +1,7 @@
-"""What can happen when the ranks' programs run at the same time.
+"""What can happen when the ranks' programs run at the same time, in all orders at once.
 
-``check`` looks at all orders at once: the instructions of all ranks, with who waits for whom, are
-a graph. A circle in it is a deadlock; two accesses to the same memory of which one writes, with no
-path between them, are a race. ``run`` adds what they compute.
+The instructions of all ranks, with who waits for whom, are a graph. A circle in it is a deadlock;
+two accesses to the same memory of which one writes, with no path between them, are a race.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
-
-import numpy as np
 
 from mpiddp.collectives.compiler.hazards import ENTERED
 from mpiddp.collectives.compiler.instructions import (
@@ -153,68 +151,39 @@ class Graph:
     def _link_messages(
         self, started: Mapping[tuple[int, int], int], finished: Mapping[tuple[int, int], int]
     ) -> None:
+        """A message is copied at some time after both ends are started, before one is finished."""
         ends: dict[tuple[Address, bool], tuple[int, int]] = {}
         for rank, program in enumerate(self.programs):
             for number, message in enumerate(program.messages):
                 _keep(ends, (address_of(rank, message), message.sends), (rank, number), "made")
                 if (rank, number) not in started or (rank, number) not in finished:
                     raise MisfitError(f"rank {rank}: {message} is not started or not finished")
-        for (address, sends), (rank, number) in ends.items():
-            other = ends.get((address, not sends))
-            if other is None:
+        for (address, sends), send in ends.items():
+            receive = ends.get((address, not sends))
+            if receive is None:
                 raise MisfitError(f"{address}: nobody is at the other end")
-            if sends:
-                self._link_message(started, finished, (rank, number), other)
-
-    def _link_message(
-        self,
-        started: Mapping[tuple[int, int], int],
-        finished: Mapping[tuple[int, int], int],
-        send: tuple[int, int],
-        receive: tuple[int, int],
-    ) -> None:
-        """A message is copied at some time after both ends are started, before one is finished."""
-        pair = (send, receive)
-        source, target = (self.programs[rank].messages[number] for rank, number in pair)
-        if source.length != target.length or source.step != target.step:
-            raise MisfitError(f"{source} meets {target}")
-        node = self._add(f"message {source}", *(started[end] for end in pair))
-        for end in pair:
-            self.before[finished[end]].append(node)
-        self.accesses.append(Access(node, area_of(send[0], source), False))
-        self.accesses.append(Access(node, area_of(receive[0], target), True))
-
-    def order(self) -> list[int]:
-        """The nodes in a possible order. Raises DeadlockError if there is none."""
-        after: list[list[int]] = [[] for _ in self.before]
-        missing = [len(nodes) for nodes in self.before]
-        for node, nodes in enumerate(self.before):
-            for earlier in nodes:
-                after[earlier].append(node)
-        ready = [node for node, count in enumerate(missing) if count == 0]
-        order = []
-        while ready:
-            node = ready.pop()
-            order.append(node)
-            for later in after[node]:
-                missing[later] -= 1
-                if missing[later] == 0:
-                    ready.append(later)
-        if len(order) < len(missing):
-            stuck = [
-                self.names[node]
-                for node, count in enumerate(missing)
-                if count and any(not missing[earlier] for earlier in self.before[node])
-            ]
-            raise DeadlockError(f"wait for ever: {stuck}")
-        return order
+            if not sends:
+                continue
+            pair = (send, receive)
+            source, target = (self.programs[rank].messages[number] for rank, number in pair)
+            if source.length != target.length or source.step != target.step:
+                raise MisfitError(f"{source} meets {target}")
+            node = self._add(f"message {source}", *(started[end] for end in pair))
+            for end in pair:
+                self.before[finished[end]].append(node)
+            self.accesses.append(Access(node, area_of(send[0], source), False))
+            self.accesses.append(Access(node, area_of(receive[0], target), True))
 
     def check(self) -> None:
         """Raise DeadlockError or RaceError if there is an order in which something goes wrong."""
         ancestors = [0] * len(self.before)
-        for node in self.order():
-            for earlier in self.before[node]:
-                ancestors[node] |= ancestors[earlier] | 1 << earlier
+        try:
+            for node in TopologicalSorter(dict(enumerate(self.before))).static_order():
+                for earlier in self.before[node]:
+                    ancestors[node] |= ancestors[earlier] | 1 << earlier
+        except CycleError as error:
+            names = [self.names[node] for node in error.args[1]]
+            raise DeadlockError(f"wait for ever: {names}") from None
         by_memory: dict[tuple[int, bool], list[Access]] = defaultdict(list)
         for access in self.accesses:
             by_memory[access.area.rank, access.area.scratch].append(access)
@@ -244,28 +213,3 @@ def _keep(table: dict, key: object, value: object, what: str) -> None:
     if key in table:
         raise MisfitError(f"{key} is {what} twice")
     table[key] = value
-
-
-def check(programs: Sequence[RankProgram]) -> None:
-    """Raise DeadlockError, RaceError or MisfitError if anything can go wrong in any order."""
-    Graph(programs).check()
-
-
-def run(programs: Sequence[RankProgram], buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The buffers afterwards, in one order: nothing races, so that each gives the same.
-
-    Raises what `check` raises.
-    """
-    graph = Graph(programs)
-    graph.check()
-    after = [np.array(buffer) for buffer in buffers]
-    scratch = [np.full(program.scratch, 99, after[0].dtype) for program in programs]
-    touched: dict[int, list[np.ndarray]] = defaultdict(list)
-    for node, area, _ in graph.accesses:
-        memory = (scratch if area.scratch else after)[area.rank]
-        touched[node].append(memory[area.start : area.stop])
-    for node in graph.order():
-        if node in touched:
-            *sources, target = touched[node]
-            target[:] = sum(sources)
-    return after

@@ -5,20 +5,21 @@ Each function returns what must be equal in a group of Gloo and in one of mpiddp
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import socket
-import threading
 import time
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
-from comparison import GATHER_ONE, SCATTER_ONE, WAIT, Side, close_sides, make_sides
+from comparison import GATHER_ONE, SCATTER_ONE, Side, close_sides, differ, make_sides
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
-from torch.testing import assert_close
 
 from mpiddp.torch_backend import members
 
@@ -53,26 +54,26 @@ def together(side: Side) -> list[Any]:
     sources = [side.fill(2, seed=seed) for seed in range(3)]
     parts = [side.room(2) for _ in range(3)]
     wholes = [side.fill(2 * side.size, seed=seed) for seed in range(3)]
-    manage = partial(dist._coalescing_manager, side.group)
-    if side.is_gloo:
+
+    @contextlib.contextmanager
+    def together_in(waits: bool) -> Iterator[None]:
+        if side.is_gloo:
+            yield
+            return
+        with dist._coalescing_manager(side.group, async_ops=not waits) as works:
+            yield
+        if not waits:
+            works.wait()
+
+    with together_in(waits=False):
         for tensor in tensors:
             dist.all_reduce(tensor, group=side.group)
+    with together_in(waits=True):
         for output, source in zip(outputs, sources, strict=True):
             GATHER_ONE(output, source, group=side.group)
+    with together_in(waits=False):
         for part, whole in zip(parts, wholes, strict=True):
             SCATTER_ONE(part, whole, group=side.group)
-        return [*tensors, *outputs, *parts]
-    with manage(async_ops=True) as works:
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=side.group)
-    works.wait()
-    with manage():
-        for output, source in zip(outputs, sources, strict=True):
-            GATHER_ONE(output, source, group=side.group)
-    with manage(async_ops=True) as works:
-        for part, whole in zip(parts, wholes, strict=True):
-            SCATTER_ONE(part, whole, group=side.group)
-    works.wait()
     return [*tensors, *outputs, *parts]
 
 
@@ -165,14 +166,12 @@ CALLS = (
 
 def _compare(gloo: Side, ours: Side) -> list[str]:
     """Every call on both sides; the differences."""
-    differences = []
-    for call in CALLS:
-        expected, found = call(gloo), call(ours)
-        try:
-            assert_close(found, expected, rtol=0, atol=0)
-        except AssertionError as error:
-            differences.append(f"{call.__name__} on {ours.ranks}: {error}")
-    return differences
+    compared = [
+        differ(call.__name__, ours, found=call(ours), expected=expected)
+        for call in CALLS
+        for expected in [call(gloo)]
+    ]
+    return [each for each in compared if each]
 
 
 def compare_messages(session: Any, backend: str = "mpiddp") -> list[str]:
@@ -232,14 +231,9 @@ def compare_threads(session: Any, rounds: int, name: str) -> list[str]:
         except RuntimeError as error:
             differences.append(f"{side.ranks}: {error}")
 
-    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(mine)]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + WAIT.total_seconds()
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    if any(thread.is_alive() for thread in threads):
-        return ["the threads wait for each other"]
+    # If they wait for each other, each call ends with an error after the group's timeout.
+    with ThreadPoolExecutor(len(mine)) as pool:
+        list(pool.map(work, range(len(mine)), mine))
     for pair in pairs:
         close_sides(*pair)
     return differences

@@ -16,6 +16,7 @@ from comparison import GATHER_ONE, SCATTER_ONE, WAIT, close_sides, make_sides
 from torch import distributed as dist
 
 from mistakes import hear
+from mpiddp.lifeline.stacks.flight_recorder import read_record
 from mpiddp.torch_backend import gloo_calls, make_group
 
 SHORT = timedelta(seconds=0.5)
@@ -35,8 +36,6 @@ def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
         ("device, sum", partial(dist.all_reduce, meta), on_cpus),
         ("device, send", partial(dist.send, meta, group_dst=after), on_cpus),
         ("device, all-gather", partial(GATHER_ONE, whole, meta), on_cpus),
-        ("device, reduce-scatter", partial(SCATTER_ONE, meta, whole), on_cpus),
-        ("device, broadcast", partial(dist.broadcast, meta, group_src=0), on_cpus),
         ("int16", partial(dist.all_reduce, one.short()), f"SUM of torch.int16, {nobody}"),
         ("average of integers", partial(dist.all_reduce, one.long(), dist.ReduceOp.AVG),
          f"AVG of torch.int64, {nobody}"),
@@ -127,17 +126,22 @@ def change_timeouts(session: Any) -> list[str]:
     return said
 
 
-def list_ranges(session: Any) -> list[tuple[str, bool]]:
-    """What torch's profiler shows of two calls: names, and whether they were asynchronous."""
+def list_ranges(session: Any) -> list[tuple[str, object]]:
+    """What torch's profiler shows of two calls: names, and whether they were asynchronous.
+
+    And what is told of them and a third one where ranks hang: names and shapes.
+    """
     sides = make_sides()
     tensor = torch.ones(9)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         dist.all_reduce(tensor, group=sides[1].group)
         dist.broadcast(tensor, group_src=0, group=sides[1].group, async_op=True).wait()
     dist.all_reduce(tensor, group=sides[1].group)
+    told = [each for each in read_record() if each.backend == "mpiddp" and each.is_complete]
     close_sides(*sides)
     events = profiler.events() or []
-    return [(each.name, each.is_async) for each in events if each.name.startswith("mpiddp:")]
+    shown = [(each.name, each.is_async) for each in events if each.name.startswith("mpiddp:")]
+    return [*shown, *((each.name, each.shapes) for each in told)]
 
 
 def talk_in_two_threads(session: Any) -> list[float]:

