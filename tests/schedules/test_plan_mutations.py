@@ -92,17 +92,3 @@ def test_what_is_not_flagged_makes_no_difference(name, ranks):
         if not find_fault(root):
             # A step may still wait for another by what others wait for.
             assert kind is forget_dependency and is_all_reduce(root, range(20)), (name, ranks, seed)
-
-
-def test_it_says_where():
-    root = make_tree("recursive-doubling", 4)
-    (block,) = [tb for tb in list(root)[2] if tb.get("send") == "3"]
-    assert [step.get("type") for step in block] == ["s", "rrc"]
-    block[1].set("type", "r")
-    assert find_fault(root) == "at the end rank 0's output chunk 0 lacks the contribution of rank 2"
-    block[1].set("type", "rrc")
-    # Rank 2 sends to rank 0 before it has added what comes from rank 3.
-    (late,) = [list_steps(tb, "s")[0] for tb in list(root)[2] if tb.get("send") == "0"]
-    late.set("depid", "-1")
-    late.set("deps", "-1")
-    assert find_fault(root).startswith("race: rank 2, thread block 0, step 0 (s) reads chunk 0 of ")

@@ -133,19 +133,6 @@ def test_where_the_order_is_fixed_no_cut_changes_a_bit(name, data):
     assert sum_in_pieces(schedule, before, cuts).tobytes() == whole.tobytes()
 
 
-@pytest.mark.parametrize("name", registry.names())
-@pytest.mark.parametrize("ranks", [3, 4, 6])
-def test_where_the_order_is_not_fixed_a_cut_changes_bits(name, ranks):
-    for schedule in promises.list_variants(promises.build(name, ranks)):
-        if schedule.collective in oracle.SUMS and not is_order_fixed(schedule):
-            count = max(60, 4 * schedule.chunks)
-            before = draw_floats(ranks, count, ranks)
-            whole = sum_in_pieces(schedule, before, [])
-            # Elements are in another chunk, if the buffer begins elsewhere.
-            moved = sum_in_pieces(schedule, before, range(7, count, 23))
-            assert whole.tobytes() != moved.tobytes()
-
-
 @pytest.mark.parametrize("ranks", [3, 4, 5, 7, 8])
 def test_some_algorithms_add_all_elements_alike(ranks):
     found = {
