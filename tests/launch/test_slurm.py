@@ -276,7 +276,7 @@ def cut_during(cluster, folder, program):
         return job.wait(), seconds
 
 
-# One that is cut off later does not answer: tests/doctor/test_doctor_slurm.py, test_failure.py.
+# One that is cut off later does not answer: tests/doctor/test_doctor_nodes.py, test_failure.py.
 @pytest.mark.long
 def test_a_node_cut_during_start_up_is_named(slurm_cluster, tmp_path):
     program = WAITING.format(folder=str(tmp_path), seconds=TIMEOUT)
