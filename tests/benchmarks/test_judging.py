@@ -21,7 +21,7 @@ from benchmarks.records import schema as records
 from benchmarks.records.material import Measured
 from benchmarks.records.schema import Cell
 from benchmarks.records.statistics import median_interval
-from planted_records import Noise
+from planted_records import Noise, make_record
 
 # The ratio of two samples
 
@@ -151,6 +151,30 @@ MOST_ALARMS = 5
 )
 def test_equal_records_whose_rounds_are_alike_give_no_alarm(noise):
     assert max(count_findings(noise)) <= MOST_ALARMS
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param(Noise(0.02), id="quiet"),
+        pytest.param(Noise(0.02, neighbour=1.3, stays=2), id="beside a busy process"),
+    ],
+)
+def test_a_tenth_slower_is_found_and_equal_cells_are_not(noise):
+    """In 50 pairs of records of 24 cells, 23 of which are equal; slow ones are measured again."""
+    found = alarms = 0
+    for trial in range(50):
+        seeds = iter((1000 + trial, 2000 + trial))
+
+        def measure(_, seeds=seeds):
+            pairs = make_pairs(noise, next(seeds), rounds=20, factor=1.1)
+            return make_record([new for _, new in pairs.values()])
+
+        pairs = make_pairs(noise, trial, rounds=20, factor=1.1)
+        verdicts = judge({old.key: (old, new) for old, new in pairs.values()}, RULE, measure, 2)
+        named = {each.new.contender for each in verdicts if each.word == SLOWER}
+        found, alarms = found + ("cell 0" in named), alarms + bool(named - {"cell 0"})
+    assert found >= 47 and alarms <= 1
 
 
 def test_a_record_whose_rounds_are_alike_is_not_said_to_be_the_same():
