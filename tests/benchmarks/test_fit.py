@@ -20,6 +20,7 @@ from benchmarks.judge.fit.segments import Point, fit_segments
 from benchmarks.records.schema import read_record
 from benchmarks.records.statistics import quantile
 from benchmarks.study import fitting as command
+from benchmarks.study import simulate
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.cost import split
@@ -186,6 +187,20 @@ def test_the_command_says_what_it_found_and_reads_what_it_wrote(messages, fit, t
     assert "messages inside a node" in plot.read_text()
     command.main([str(output)])
     assert capsys.readouterr().out == text
+
+
+def test_a_fitted_machine_is_priced(fit, tmp_path, capsys):
+    path, prices = tmp_path / "fit.json", tmp_path / "prices.jsonl"
+    write_fit(path, fit)
+    simulate.main(["ring", "two-level", "--fit", str(path), "--ranks", "8", "2048",
+                   "--ranks-per-node", "4", "--output", str(prices)])  # fmt: skip
+    cells = read_record(prices).cells
+    assert len(cells) == 4 * len(simulate.SIZES)
+    for cell in cells:
+        [price] = parse(cell.contender).prices([cell.at["bytes"]], MACHINE, (4,) * cell.nodes)
+        assert cell.samples == pytest.approx([price.seconds], rel=0.05)
+    text = capsys.readouterr().out
+    assert "fit of MPI_Send: messages inside a node " in text and " GB/s in 2 pieces" in text
 
 
 # ---- predicted against measured -----------------------------------------------------------
