@@ -210,9 +210,6 @@ def test_what_has_no_closed_form_is_said_and_a_registered_one_is_used(registered
         assert (cell.details["source"], cell.details["steps"]) == ("closed form", 1)
 
 
-# ---- values -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "count"), [("0", 0), ("12", 12), ("64K", 65536), ("1m", 1 << 20), ("2GiB", 1 << 31)]
 )
@@ -230,9 +227,6 @@ def test_sizes_are_read(text, count):
 )  # fmt: skip
 def test_seconds_are_described(seconds, text):
     assert options.describe_seconds(seconds) == text
-
-
-# ---- documentation ------------------------------------------------------------------------
 
 
 def documented_figures():

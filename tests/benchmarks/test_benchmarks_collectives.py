@@ -29,8 +29,6 @@ from measured import GLOO_ROW, MPI_ROW, MPIRUN, PRIVATE_OWN, K, M, make_cell
 from mpiddp.collectives.tuning import write_table
 from mpiddp.schedules.registry import names
 
-# ---- the command line --------------------------------------------------------------------------
-
 COLLECTIVES = ("allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 
 

@@ -114,9 +114,6 @@ def test_the_frameworks_job_holds_what_is_not_mpiddps_and_knows_nothing_of_it():
     launchers.run_python("-c", text).expect(0)
 
 
-# ---- made-up groups --------------------------------------------------------------------------
-
-
 def make_visit(seconds: float, *, samples: float = 100.0) -> TrainingVisit:
     reading = StepTraffic(1e6, None, is_read=True)
     return TrainingVisit(
@@ -350,9 +347,6 @@ def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tm
     assert rows["framework"]["bytes"]["busiest"] >= size
     assert "by the cost model" in printed
     assert slurm_cluster.ask("squeue", "-h") == ""
-
-
-# ---- bytes, parts of a step, what is trained, who is asked ---------------------------------------
 
 
 SMALL = Workload("mlp", 0.1)

@@ -23,8 +23,6 @@ from planted_records import make_record
 
 RULE = Rule(tolerance=0.05, error_rate=0.01)
 
-# What is said of two
-
 
 def make_cell(samples, contender="ours", unit="s", **at) -> Cell:
     return records.make_cell(

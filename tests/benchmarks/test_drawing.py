@@ -93,8 +93,6 @@ def test_every_collective_ends_where_it_should(kind: Collective):
     assert drawn >= 3
 
 
-# ---- a training step ----------------------------------------------------------------------
-
 STEPS = [TrainingStep(0.09, (0.02,) * 4, 0.01), TrainingStep(0.09, (0.001,) * 3, 0.0),
          TrainingStep(0.03, (0.5,), 0.01)]  # fmt: skip
 

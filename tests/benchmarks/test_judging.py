@@ -23,8 +23,6 @@ from benchmarks.records.schema import Cell
 from benchmarks.records.statistics import median_interval
 from planted_records import Noise, make_record
 
-# The ratio of two samples
-
 few = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 
@@ -226,9 +224,6 @@ def test_a_place_with_nothing_of_its_own_keeps_where_it_was_measured():
     names, common = name_places(make_groups([Measured(each, 0, "a") for each in (plain, busy)]))
     assert names == ["2 ranks on 1 node", "2 ranks on 1 node, beside 2 busy processes"]
     assert common == ["float32"]
-
-
-# A promise
 
 
 def test_a_promise_with_two_bounds_is_kept_only_within_both():

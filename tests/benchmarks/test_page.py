@@ -131,9 +131,6 @@ def test_a_name_cannot_break_out_of_the_data(monkeypatch: pytest.MonkeyPatch) ->
     assert str(strange) in read_data(page)["schedules"]["2"]
 
 
-# ---- terms and figures ---------------------------------------------------------------------------
-
-
 USUAL = Machine(MessageCost(1e-6, 8e-11), MessageCost(1e-5, 8e-10), 1e-10)
 MACHINES = {
     "flat": FLAT,
@@ -158,9 +155,6 @@ class Setting:
     @property
     def hosts(self) -> tuple[int, ...]:
         return self.nodes or (1,) * self.ranks
-
-
-# ---- without a browser --------------------------------------------------------------------
 
 
 def take(load: Sequence[int], machine: Machine, chunk: float) -> float:

@@ -221,9 +221,6 @@ def test_every_field_quantity_and_kind_of_line_is_documented():
     assert [kind for kind in sorted(kinds) if f"`{kind}`" not in table] == []
 
 
-# ---- tables of cells -----------------------------------------------------------------------------
-
-
 K, M = 1 << 10, 1 << 20
 
 
@@ -231,9 +228,6 @@ def make_timed(seconds: float = 1e-3, size: int = M, **fields) -> Cell:
     place = {"quantity": "all-reduce", "contender": "Gloo", "ranks": 4}
     at = {"bytes": size, "type": "float32", **fields.pop("at", {})}
     return make_cell([seconds] * 6, **{**place, "at": at, "details": {"wrong": 0}, **fields})
-
-
-# ---- comma-separated values -----------------------------------------------------------------
 
 
 def test_a_row_is_a_cell_and_a_column_a_coordinate():
@@ -337,9 +331,6 @@ several = st.lists(positive, min_size=1, max_size=40)
 values = st.floats(min_value=-1e3, max_value=1e3)
 
 
-# Statistics
-
-
 @given(several)
 def test_summary_is_numpys(values):
     summary = statistics.summarize(values)
@@ -373,9 +364,6 @@ def test_median_interval_is_the_narrowest_that_suffices(confidence):
     assert confidence <= _coverage(2500, k) <= confidence + 0.03
 
 
-# Order
-
-
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 3), st.integers(0, 2**31))
 def test_each_contender_has_a_turn_in_each_round(count, rounds, warm_up, seed):
     names = [f"contender {index}" for index in range(count)]
@@ -395,9 +383,6 @@ def test_the_order_differs_by_round_and_by_seed():
     assert orders[0] != orders[1]
     assert all({place for place, name in orders[0] if name == each} == {0, 1, 2, 3}
                for each in "abcd")  # fmt: skip
-
-
-# Slopes
 
 
 @given(

@@ -45,9 +45,6 @@ from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.options.outputs import PICTURE, check_outputs, writes
 from mpiddp.process import cpus
 
-# Launchers
-
-
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
 MPICH = "HYDRA build details:\n    Version:                                 5.0.2"
@@ -249,12 +246,6 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
     until(lambda: not is_alive(pid), "the end of the run")
 
 
-# Real runs
-
-
-# ---- srun ----------------------------------------------------------------------------------------
-
-
 # Finding the cluster
 
 
@@ -360,9 +351,6 @@ def test_contenders_ask_for_the_same_nodes():
     assert "--cpus-per-task=4" in contenders[TORCHRUN].program.command
 
 
-# Phases
-
-
 def make_group(ranks: int, *own: tuple[float, float, float], nodes: int | None = 4, **more):
     """A group whose session's runs took these seconds for address, store and group."""
     rest = {"MPI": 1.0, "import torch": 2.0, "first all-reduce": 0.01, "summary": 9.0}
@@ -463,9 +451,6 @@ def test_an_interruption_keeps_the_whole_rounds(fail_runs):
     assert [len(cell.samples) for cell in next(groups).cells] == [1, 1]
     with pytest.raises(KeyboardInterrupt):
         next(groups)
-
-
-# Real runs
 
 
 @pytest.mark.long

@@ -71,15 +71,6 @@ def test_what_is_written_and_read_back_is_the_same(name, form):
         find_same(registry.parse(name).build(ranks), form)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", ["ring", "direct", "one-shot", "naive-ring", "gather-broadcast"])
-def test_where_each_step_waits_for_the_last_the_steps_are_the_same(name, form):
-    schedule = registry.parse(name).build(6)
-    back = find_same(schedule, form)
-    assert [set(step) for step in back.steps] == [set(step) for step in schedule.steps]
-    assert back.owners == schedule.owners
-
-
 @settings(max_examples=25)
 @given(st.data())
 def test_any_all_reduce_comes_back(data):

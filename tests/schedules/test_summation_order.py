@@ -46,14 +46,6 @@ def test_a_sum_is_final_where_every_contribution_is_in_it(name, ranks):
             assert find_sums(schedule).final == find_final_by_sets(schedule)
 
 
-@settings(max_examples=40)
-@given(promises.random_trees())
-def test_a_sum_along_any_tree_is_final_at_its_root(schedule):
-    final = find_sums(schedule).final
-    assert final == find_final_by_sets(schedule)
-    assert sorted(chunk for *_, chunk in final) == list(range(schedule.chunks))
-
-
 @pytest.mark.parametrize("name", registry.names())
 def test_sums_of_two_ranks_are_made_at_once_and_of_more_by_some_algorithms(name):
     whole = promises.build(name, 2)
