@@ -1,4 +1,4 @@
-"""Plans of other projects: what is proved of theirs, of small ones with a fault, and of changed ones."""
+"""Plans: what is proved of other projects', of small ones with a fault, and of changed ones."""
 
 from __future__ import annotations
 
