@@ -69,6 +69,15 @@ def test_what_is_written_and_read_back_is_the_same(name, form):
         find_same(registry.parse(name).build(ranks), form)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ["ring", "direct", "gather-broadcast"])
+def test_where_each_step_waits_for_the_last_the_steps_are_the_same(name, form):
+    schedule = registry.parse(name).build(6)
+    back = find_same(schedule, form)
+    assert [set(step) for step in back.steps] == [set(step) for step in schedule.steps]
+    assert back.owners == schedule.owners
+
+
 def test_a_server_that_contributes_nothing_has_no_place_in_others():
     schedule = registry.parse("central").build(3)
     for write in (write_xml, write_json):
