@@ -11,7 +11,6 @@ import pytest
 import documents
 import launchers
 import wrong_algorithms
-from benchmark_runs import record_benchmark
 from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.training_step.contenders import QUANTITY as STEP
 from benchmarks.records import options
@@ -34,19 +33,6 @@ def registered(own_registry):
 
 
 # ---- prove --------------------------------------------------------------------------------
-
-
-def test_everything_that_is_registered_is_proved(tmp_path):
-    ranks = 12
-    printed, record = record_benchmark(tmp_path / "proof.jsonl", "prove", "--ranks", str(ranks))
-    *verdicts, _ = record.others
-    assert [verdict["algorithm"] for verdict in verdicts] == list(registry.names())
-    for verdict in verdicts:
-        # Two segmentations of each number of ranks, and four of some.
-        assert verdict["schedules"] >= 2 * ranks + 2 * min(ranks, 16)
-        assert verdict["failures"] == []
-    for line in printed.splitlines()[1:-2]:
-        assert line.endswith("proved")
 
 
 def forget_the_way_back(n):
@@ -224,9 +210,6 @@ def test_what_has_no_closed_form_is_said_and_a_registered_one_is_used(registered
         assert (cell.details["source"], cell.details["steps"]) == ("closed form", 1)
 
 
-# ---- values -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "count"), [("0", 0), ("12", 12), ("64K", 65536), ("1m", 1 << 20), ("2GiB", 1 << 31)]
 )
@@ -244,9 +227,6 @@ def test_sizes_are_read(text, count):
 )  # fmt: skip
 def test_seconds_are_described(seconds, text):
     assert options.describe_seconds(seconds) == text
-
-
-# ---- documentation ------------------------------------------------------------------------
 
 
 def documented_figures():

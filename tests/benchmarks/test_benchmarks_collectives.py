@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 import documents
 import launchers as launching
-from benchmark_runs import check_drawing, record_benchmark, run_benchmark
+from benchmark_runs import check_drawing, record_benchmark
 from benchmarks.measure import engine
 from benchmarks.measure.collectives.cells import CallGroup
 from benchmarks.measure.collectives.contenders import list_blocks
@@ -28,8 +27,6 @@ from benchmarks.records.schema import Cell, read_record
 from measured import GLOO_ROW, MPI_ROW, MPIRUN, PRIVATE_OWN, K, M, make_cell
 from mpiddp.collectives.tuning import write_table
 from mpiddp.schedules.registry import names
-
-# ---- the command line --------------------------------------------------------------------------
 
 COLLECTIVES = ("allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 
@@ -256,26 +253,3 @@ def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path, name):
     if name == "point-to-point":
         assert {cell.at["link"] for cell in cells if "link" in cell.at} == {"node", "network"}
     assert slurm_cluster.ask("squeue", "-h") == ""
-
-
-SLOW_LINK = (
-    "interface=$(ls /sys/class/net | grep -v lo); "
-    "tc qdisc replace dev $interface root tbf rate 50mbit burst 20000 latency 50ms"
-)
-
-
-@pytest.mark.slurm
-@pytest.mark.long
-def test_a_planted_slow_link_is_named(slurm_cluster):
-    words = ["--launcher", "srun", "--nodes", "4", "--sizes", "8", "256K", "--repetitions", "3"]
-    slurm_cluster.must("exec", "node3", "sh", "-c", SLOW_LINK)
-    try:
-        answer = run_benchmark("all-pairs", *words, **slurm_cluster.environment())
-    finally:
-        slurm_cluster.must("rate", "1gbit")
-        slurm_cluster.must("rate", "none")
-    assert (answer.returncode, answer.stderr) == (0, "")
-    table = answer.stdout.partition("256 KiB")[2]
-    # What the node sends is slow; what it receives is not.
-    named = re.findall(r"slow: node 2 → node (\d)", table)
-    assert named == ["0", "1", "3"] and table.count("slow:") == 3

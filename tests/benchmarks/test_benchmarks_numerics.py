@@ -92,9 +92,6 @@ def test_zeros_of_different_sign_are_different_bits_and_nans_are_not():
     summation.check_same_bits(schedule, nans)
 
 
-# What theory expects
-
-
 @pytest.mark.parametrize(
     ("name", "ranks", "depth"),
     [
@@ -127,9 +124,6 @@ def test_the_measured_error_is_the_expected_one(name, dtype):
         error = summation.measure(schedule, inputs, accumulation)
         assert error.rms == pytest.approx(order.expect(accumulation) * rounding, rel=0.12)
         assert error.rms < error.largest
-
-
-# The command
 
 
 SMALL = ["--ranks", "4", "2", "--elements", "12"]
@@ -173,9 +167,6 @@ def test_an_overflow_is_shown_explained_and_no_cell_of_the_record(tmp_path, caps
     refused = [line for line in read_record(record).others if line["kind"] == "refusal"]
     assert [line["at"]["ranks"] for line in refused if line["at"]["error"] == "rms"][:1] == [2]
     assert drawing.read_bytes().startswith(b"\x89PNG")
-
-
-# The plot
 
 
 def test_lines_in_the_same_place_are_one_and_the_others_are_not():

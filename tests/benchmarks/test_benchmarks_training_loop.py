@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from itertools import islice
 
-import numpy
 import pytest
 import torch
 
 import mpiddp
-from benchmark_runs import record_benchmark
 from benchmarks.measure.baselines.training_loop import Settings, take_steps
 from benchmarks.measure.engine import CellGroup, find_speeds
 from benchmarks.measure.training_loop.contenders import (
     BARE,
     QUANTITY,
-    SPEED,
     TRAINER,
     LoopRequest,
     judge,
@@ -67,18 +64,6 @@ def test_the_speed_is_that_of_rounds():
     assert judge([make([8] * 6, [9] * 6)], PLAN)[0].met
 
 
-def test_equal_loops_are_told_apart_by_no_rounds_that_are_alike():
-    generator, wrong = numpy.random.default_rng(3), 0
-    for _ in range(200):
-        noise = generator.normal(size=(2, 24))
-        for place in range(1, 24):
-            noise[:, place] = 0.7 * noise[:, place - 1] + 0.71 * noise[:, place]
-        seconds = numpy.exp(0.1 * noise)
-        group = make(seconds[0].tolist(), (SPEED * seconds[1]).tolist())
-        wrong += judge([group], PLAN)[0].met is not None
-    assert wrong <= 16
-
-
 @pytest.mark.parametrize(("usual", "steps", "turns"), [(0.005, 12, 12), (0.25, 2, 6), (5.0, 1, 1)])
 def test_both_loops_take_as_many_turns_in_pairs(usual, steps, turns):
     loops = MadeUpLoops(usual, usual / 2)
@@ -117,19 +102,3 @@ def test_the_bare_loop_trains_as_one_process_does_with_all_samples(pool):
             optimizer.step()
     for found in pool("openmpi", 2).call(train_barely, 4).values:
         torch.testing.assert_close(torch.tensor(found), model.weight.detach())
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):
-    picture = tmp_path / "loop.svg"
-    words = ["--ranks", "2", "--models", "convnet", "--seconds", "1", "--targets"]
-    words += ["--output", str(picture)]
-    printed, found = record_benchmark(tmp_path / "loop.jsonl", "training-loop", *words)
-    [row] = [line for line in printed.splitlines() if line.startswith("convnet")]
-    assert row.split()[1:3] == ["2", "16"]
-    assert "target: the trainer's samples per second: at least 0.98" in printed
-    assert {cell.contender: cell.unit for cell in found.cells} == {TRAINER: "s", BARE: "s"}
-    for cell in found.cells:
-        assert len(cell.samples) >= FEWEST_ROUNDS and min(cell.samples) > 0
-    assert found.is_complete and picture.exists()

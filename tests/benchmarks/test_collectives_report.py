@@ -45,9 +45,6 @@ def probe(name: str) -> Contender:
     return Contender(name, quantity="probe")
 
 
-# ---- the report --------------------------------------------------------------------------------
-
-
 def test_rates_are_those_of_nccl_tests():
     assert find_rates("all-reduce", 4, 8_000_000, 1e-3) == pytest.approx((8.0, 12.0))
     assert find_rates("all-reduce", 2, 8_000_000, 1e-3) == pytest.approx((8.0, 8.0))

@@ -3,103 +3,31 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy
 import pytest
 
-from benchmarks.judge.changes import FASTER, SAME, SLOWER, UNKNOWN, Rule, index_cells, judge
+from benchmarks.judge.changes import FASTER, SAME, SLOWER, UNKNOWN, Rule, judge
 from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.compare import again, comparison
 from benchmarks.measure.compare.comparison import RegressionError
 from benchmarks.measure.tune import tuning
 from benchmarks.records import schema as records
 from benchmarks.records.environment import find_commit, find_processor
-from benchmarks.records.schema import Cell, Record, open_record, read_record
+from benchmarks.records.schema import Cell, open_record, read_record
 from benchmarks.study import fitting as fit
 from benchmarks.study import reporting as report
 from mpiddp.errors import ConfigurationError
+from planted_records import make_record
 
 RULE = Rule(tolerance=0.05, error_rate=0.01)
-
-# Planted records
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a made-up machine does to the times of its cells."""
-
-    rounds: int
-    kinds: tuple[str, ...]
-    """Of the cells, in turn."""
-    cells: int = 24
-    iterations: int = 50
-
-    def measure(self, generator, slower: dict[int, float]) -> Record:
-        """A run: what differs between runs, between rounds and between iterations is drawn."""
-        size = (self.rounds, self.iterations)
-        drift = numpy.linspace(1, 1 + generator.uniform(0, 0.04), self.rounds)[:, None]
-        cells = []
-        for place in range(self.cells):
-            times = generator.lognormal(0, 0.1, size) * generator.lognormal(0, 0.02, (size[0], 1))
-            times *= 1e-5 * 1.5**place * slower.get(place, 1.0) * generator.lognormal(0, 0.01)
-            kind = self.kinds[place % len(self.kinds)]
-            if kind == "heavy tail":
-                times *= 1 + (generator.random(size) < 0.1) * generator.pareto(1.5, size)
-            elif kind == "drift":
-                times *= drift
-            elif kind == "busy":
-                # A process takes the core from some iterations, and from whole rounds.
-                lost = generator.random(size) < generator.uniform(0.05, 0.25, (size[0], 1))
-                times *= 1 + lost * generator.exponential(2, size)
-                whole = generator.random((size[0], 1)) < 0.05
-                times *= 1 + whole * generator.uniform(0.5, 3, (size[0], 1))
-            cells.append(make_cell(numpy.median(times, axis=1).tolist(), f"cell {place}"))
-        return make_record(cells)
 
 
 def make_cell(samples, contender="ours", unit="s", **at) -> Cell:
     return records.make_cell(
         samples, quantity="all-reduce", contender=contender, ranks=2, at=at, unit=unit
     )
-
-
-def make_record(cells) -> Record:
-    head = {"path": Path("record.jsonl"), "benchmark": "allreduce", "environment": {}}
-    return Record(**head, options={}, cells=tuple(cells), others=(), is_complete=True)
-
-
-QUIET = Machine(10, ("log-normal", "heavy tail", "drift"))
-BUSY = Machine(20, ("busy",))
-
-
-def count_findings(machine: Machine, slower: dict[int, float]) -> tuple[int, int]:
-    """In how many of 50 pairs of runs all slower cells are found, and any other one."""
-    found = alarms = 0
-    planted = {f"cell {place}" for place in slower}
-    for trial in range(50):
-        generator = numpy.random.default_rng(trial)
-        old = index_cells(machine.measure(generator, {}))
-        new = index_cells(machine.measure(generator, slower))
-
-        def measure(_, generator=generator):
-            return machine.measure(generator, slower)
-
-        verdicts = judge({key: (old[key], new[key]) for key in old}, RULE, measure, again=2)
-        named = {each.new.contender for each in verdicts if each.word == SLOWER}
-        found, alarms = found + (planted <= named), alarms + bool(named - planted)
-    return found, alarms
-
-
-@pytest.mark.parametrize("machine", [QUIET, BUSY], ids=["quiet", "beside a busy process"])
-def test_a_tenth_slower_is_found_and_equal_cells_are_not(machine):
-    """In 50 pairs of records of 24 cells, 23 of which are equal; one is 1.10 times slower.
-
-    On the quiet machine a third of the cells drift, so that ten rounds count as fewer.
-    """
-    found, alarms = count_findings(machine, {4: 1.10})
-    assert found >= (42 if machine == QUIET else 47) and alarms <= 1
 
 
 def judge_two(olds, news, **changes):

@@ -131,9 +131,6 @@ def test_a_name_cannot_break_out_of_the_data(monkeypatch: pytest.MonkeyPatch) ->
     assert str(strange) in read_data(page)["schedules"]["2"]
 
 
-# ---- terms and figures ---------------------------------------------------------------------------
-
-
 USUAL = Machine(MessageCost(1e-6, 8e-11), MessageCost(1e-5, 8e-10), 1e-10)
 MACHINES = {
     "flat": FLAT,
@@ -158,9 +155,6 @@ class Setting:
     @property
     def hosts(self) -> tuple[int, ...]:
         return self.nodes or (1,) * self.ranks
-
-
-# ---- without a browser --------------------------------------------------------------------
 
 
 def take(load: Sequence[int], machine: Machine, chunk: float) -> float:
@@ -247,14 +241,18 @@ def check(found: Any, schedule: Schedule, setting: Setting) -> None:
 
 
 @pytest.mark.browser
-def test_the_page_shows_the_states_and_prices_that_python_has(page: Page) -> None:
-    page.open("ring", 16)
-    for ranks, segments in itertools.product((1, 3, 8), (1, 3)):
-        setting = Setting(ranks, segments)
+@pytest.mark.parametrize("nodes", [None, (3, 4)])
+def test_the_page_shows_the_states_and_prices_that_python_has(
+    page: Page, nodes: tuple[int, ...] | None
+) -> None:
+    page.open("two-level", 7, nodes)
+    settings = [Setting(1), Setting(3, 3), Setting(8)]
+    if nodes:
+        settings = [Setting(7, 3, machine, nodes) for machine in MACHINES.values()]
+    for setting in settings:
         for name, found in zip(names(), compute(page, names(), setting), strict=True):
-            # One rank has no steps, and no need of segments.
-            choice = Choice(find(name), segments=segments if ranks > 1 else 1)
-            check(found, choice.build(ranks), setting)
+            schedule = Choice(find(name), segments=setting.segments).build(setting.ranks, nodes)
+            check(found, schedule, setting)
 
 
 @pytest.mark.browser
@@ -277,33 +275,17 @@ def test_a_page_of_another_collective_shows_that(page: Page, kind: Collective) -
     assert ends[kind] in page.text(".words")
 
 
-@pytest.mark.browser
-@pytest.mark.parametrize("nodes", [(3, 4), (6,)])
-def test_the_page_prices_nodes_as_python_does(page: Page, nodes: tuple[int, ...]) -> None:
-    ranks = sum(nodes)
-    page.open("two-level", ranks, nodes)
-    for machine in MACHINES.values():
-        setting = Setting(ranks, 3, machine, nodes)
-        for name, found in zip(names(), compute(page, names(), setting), strict=True):
-            check(found, Choice(find(name), segments=3).build(ranks, nodes), setting)
-
-
 FIGURES = (
     "--bytes 4M --latency 20 --bandwidth 25 --inside-latency 2 --inside-bandwidth 200 --addition 20"
 )
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(
-    "command",
-    [f"two-level --ranks 7 --nodes 3 {FIGURES}", "central --ranks 5 --bytes 1004 --latency 0",
-     "double-tree --ranks 8 --nodes 8 --segments 4 --bytes 3G --bandwidth 0.01"],
-)  # fmt: skip
 def test_the_page_says_the_same_figures_as_the_terminal(
-    page: Page, command: str, capsys: pytest.CaptureFixture[str]
+    page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = page.folder / "page.html"
-    words = [*command.split(), "--output", str(file)]
+    words = [*f"two-level --ranks 7 --nodes 3 {FIGURES}".split(), "--output", str(file)]
     explain.main(words)
     options = explain.parse_options(words)
     schedule = options.choice.build(options.ranks, options.sizes)

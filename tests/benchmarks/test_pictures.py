@@ -38,9 +38,6 @@ def check_picture(folder: Path, cells: list[Cell], *words: str) -> str:
     return check_drawing(folder / "picture.svg", "first &amp; second", *words)
 
 
-# ---- quantities ---------------------------------------------------------------------------
-
-
 def test_times_and_rates_have_a_line_for_each_contender(tmp_path):
     planted = Planted(places=((2, 1), (4, 1)), sizes=(K, M), algorithms=("ring",), rounds=3)
     words = ("2 ranks on 1 node: Time", "4 ranks on 1 node: Time", "Bus bandwidth", "mpiddp ring")

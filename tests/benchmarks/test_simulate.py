@@ -1,21 +1,14 @@
-"""Simulated machines: fitted or described in words, maps of winners."""
+"""Simulated machines: described in words, maps of winners; a fitted one is in test_fit.py."""
 
 from __future__ import annotations
 
 import pytest
 
-import planted_records as planted
-from benchmarks.judge.fit.fitted import fit_records, write_fit
 from benchmarks.records import options
 from benchmarks.records.schema import read_record
 from benchmarks.study import fastest as winners
 from benchmarks.study import simulate
-from mpiddp.schedules import registry
 from mpiddp.schedules.cost import split
-from mpiddp.schedules.machine import Machine, MessageCost, Piece
-
-# ---- in words -----------------------------------------------------------------------------
-
 
 TIME = options.in_words("µs", options.TIMES, zero=True)
 RATE = options.in_words("Gbit/s", options.RATES)
@@ -33,43 +26,6 @@ def test_times_and_rates_are_read(read, text, value):
     for other in ("", "us", "5 parsecs", "5US", "-5us", "5usus", "nan", "inf", "5/s"):
         with pytest.raises(ValueError, match="expected Gbit/s"):
             RATE(other)
-
-
-# ---- a fitted machine ---------------------------------------------------------------------
-
-MACHINE = Machine(
-    MessageCost(1e-6, 1e-10),
-    MessageCost(2e-5, 8e-10, (Piece(65536, 2e-4, 7e-10),)),
-    adding=MessageCost(2e-7, 1e-10),
-)
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fitted")
-    cells = planted.make_messages(MACHINE, planted.DENSE_SIZES, 0.0)
-    record = read_record(planted.write_record(folder / "m.jsonl", cells))
-    write_fit(folder / "fit.json", fit_records([record], None, "float32"))
-    return folder / "fit.json"
-
-
-def test_a_fitted_machine_is_priced(fitted, tmp_path, capsys):
-    path = tmp_path / "prices.jsonl"
-    simulate.main(["ring", "two-level", "--fit", str(fitted), "--ranks", "8", "2048",
-                   "--ranks-per-node", "4", "--output", str(path)])  # fmt: skip
-    cells = read_record(path).cells
-    assert len(cells) == 4 * len(simulate.SIZES)
-    for cell in cells:
-        [price] = registry.parse(cell.contender).prices(
-            [cell.at["bytes"]], MACHINE, (4,) * cell.nodes
-        )
-        assert cell.samples == pytest.approx([price.seconds], rel=0.01)
-    text = capsys.readouterr().out
-    assert "fit of MPI_Send: messages inside a node 1 µs and 10 GB/s, messages between" in text
-    assert "20 µs and 1.43 GB/s in 2 pieces" in text
-
-
-# ---- the map ------------------------------------------------------------------------------
 
 
 def lines(*figures):
@@ -96,11 +52,11 @@ def test_winners_change_where_their_lines_cross():
 def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
     plot, path = tmp_path / "map.svg", tmp_path / "map.jsonl"
     words = "--latency 5us --bandwidth 100Gbit --ranks-per-node 8"
-    simulate.main(["--map", "--ranks", "4", "65536", *words.split(),
+    simulate.main(["--map", "--ranks", "4", "512", *words.split(),
                    "--output", str(plot), "--output", str(path)])  # fmt: skip
     text, picture = capsys.readouterr().out, plot.read_text()
     rows = [line for line in read_record(path).others if line["kind"] == "winners"]
-    assert [row["ranks"] for row in rows] == [4, 65536]
+    assert [row["ranks"] for row in rows] == [4, 512]
     for row in rows:
         nodes = split(row["ranks"], row["nodes"])
         machine = simulate.parse(words.split())
@@ -113,7 +69,6 @@ def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
             }
             prices.pop("central")
             assert prices[each["name"]] <= min(prices.values()) * (1 + 1e-6)
-    assert "65,536 ranks on 8,192 nodes: recursive-doubling below 7.586 KiB" in text
 
 
 def test_what_leaves_a_rank_out_does_not_compete():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import documents
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark
 from benchmarks import __main__ as commands
 from benchmarks.measure.engine import CellGroup
@@ -26,7 +26,6 @@ from benchmarks.measure.startup.launches import (
     HELP,
     MPIDDP,
     MPIDDP_TUNED,
-    PYTHON,
     SESSION,
     TORCHRUN,
     TORCHRUN_STATIC,
@@ -45,9 +44,6 @@ from launchers import is_alive, run_python, until
 from mpiddp.errors import ConfigurationError, LaunchError
 from mpiddp.options.outputs import PICTURE, check_outputs, writes
 from mpiddp.process import cpus
-
-# Launchers
-
 
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
@@ -86,16 +82,22 @@ def test_each_mpi_is_recognised(tmp_path, monkeypatch, text, title, tuned, crowd
 
 
 def test_the_environment_of_an_earlier_launch_is_removed(monkeypatch):
-    inherited = ["OMPI_COMM_WORLD_RANK", "OMPI_MCA_pml", "PMIX_RANK", "PMI_SIZE", "SLURM_JOB_ID"]
-    inherited += ["RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "GROUP_RANK"]
-    inherited += ["HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MPI4PY_RC_INITIALIZE", "MKL_NUM_THREADS"]
-    for name in [*inherited, "OMP_NUM_THREADS", "RANKING"]:
+    """srun keeps the settings of its cluster and of MPI."""
+    inherited = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_SIZE", "RANK", "LOCAL_WORLD_SIZE"]
+    inherited += ["MASTER_PORT", "TORCHELASTIC_RUN_ID", "GROUP_RANK", "HYDI_CONTROL_FD"]
+    inherited += ["MPI_LOCALRANKID", "MPI4PY_RC_INITIALIZE", "MKL_NUM_THREADS"]
+    of_cluster = ["SLURM_CONF", "SLURM_JOB_ID", "OMPI_MCA_pml"]
+    kept = ["PMIX_MCA_psec", "MPICH_GPU", "RANKING"]
+    for name in [*inherited, *of_cluster, *kept, "OMP_NUM_THREADS"]:
         monkeypatch.setenv(name, "7")
-    environment = clean_environment({"ADDED": "1"})
-    assert not set(inherited) & set(environment)
-    assert environment["OMP_NUM_THREADS"] == "1"
-    assert (environment["RANKING"], environment["ADDED"]) == ("7", "1")
-    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
+    here = clean_environment({"ADDED": "1"})
+    there = srun.Srun(Path("srun"), "", 4, False).environment({"ADDED": "1"})
+    assert not {*inherited, *of_cluster} & here.keys() and not {*inherited} & there.keys()
+    assert all(there[name] == "7" for name in (*of_cluster, *kept))
+    for environment in (here, there):
+        assert (environment["OMP_NUM_THREADS"], environment["ADDED"]) == ("1", "1")
+    assert here["RANKING"] == "7"
+    assert here["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
 
 
 def test_ranks_find_the_files_that_variables_name_relative_to_the_caller(monkeypatch, tmp_path):
@@ -244,39 +246,6 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
     until(lambda: not is_alive(pid), "the end of the run")
 
 
-# Real runs
-
-
-@pytest.mark.long
-@pytest.mark.mpi
-def test_startup_measures_prints_and_writes(tmp_path):
-    drawing = tmp_path / "startup.svg"
-    arguments = documents.read_command("python -m benchmarks startup")
-    # Variables of an outer launch must not reach the ranks.
-    printed, found = record_benchmark(
-        tmp_path / "startup.jsonl", "startup", *arguments, "--targets", "--output", str(drawing),
-        PMIX_RANK="7",
-    )  # fmt: skip
-    assert "2 ranks, 1 rounds" in printed
-    targets = [line for line in printed.splitlines() if line.startswith("target:")]
-    # Of torchrun's time, of the floor's, of the front's, and of the help.
-    assert len(targets) == 4 and "--help" in targets[-1]
-    cells = {(cell.ranks, cell.contender, cell.at.get("part")): cell for cell in found.cells}
-    assert [name for ranks, name, _ in cells if ranks == 1] == [HELP, PYTHON]
-    for (ranks, name, part), cell in cells.items():
-        if ranks == 2 and part is None:
-            assert cell.details["cpu_seconds"][0] > 0.5  # every contender imports torch
-            if name != FLOOR:
-                assert 0 < cells[2, name, "first all-reduce"].samples[0] < cell.samples[0]
-    environment = found.environment
-    assert environment["packages"]["torch"] and environment["mpi_library"]
-    assert environment["command"].startswith("python -W error -m benchmarks startup")
-    check_drawing(drawing)
-
-
-# ---- srun ----------------------------------------------------------------------------------------
-
-
 # Finding the cluster
 
 
@@ -366,19 +335,6 @@ def test_a_batch_script_may_run_it_and_a_step_may_not(tmp_path, monkeypatch):
             QUANTITY.find_launcher(QUANTITY.parse(words))
 
 
-def test_srun_keeps_its_cluster_and_mpi_settings_but_no_earlier_launch(monkeypatch):
-    kept = ["SLURM_CONF", "SLURM_JOB_ID", "OMPI_MCA_pml", "PMIX_MCA_psec", "MPICH_GPU"]
-    dropped = ["PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "RANK", "MASTER_ADDR"]
-    dropped += ["MPI4PY_RC_INITIALIZE", "TORCHELASTIC_RUN_ID", "MKL_NUM_THREADS"]
-    for name in [*kept, *dropped, "OMP_NUM_THREADS"]:
-        monkeypatch.setenv(name, "7")
-    environment = srun.Srun(Path("srun"), "", 4, False).environment({"ADDED": "1"})
-    assert all(environment[name] == "7" for name in kept)
-    assert not set(dropped) & set(environment)
-    assert (environment["OMP_NUM_THREADS"], environment["ADDED"]) == ("1", "1")
-    assert "SLURM_CONF" not in clean_environment()
-
-
 def test_contenders_ask_for_the_same_nodes():
     launcher = srun.Srun(Path("/usr/bin/srun"), "22.05.8", 4, False)
     contenders = {each.name: each for each in list_on_cluster(16, launcher)}
@@ -393,9 +349,6 @@ def test_contenders_ask_for_the_same_nodes():
         assert ("--mpi=pmix" in command) == (contender.kind == "mpiddp")
     # A torchrun starts its node's ranks, and may use as many cores as they.
     assert "--cpus-per-task=4" in contenders[TORCHRUN].program.command
-
-
-# Phases
 
 
 def make_group(ranks: int, *own: tuple[float, float, float], nodes: int | None = 4, **more):
@@ -459,17 +412,26 @@ def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
 # Runs that a cluster loses
 
 
-@pytest.mark.parametrize(("lost", "ends"), [(1, True), (2, False)])
-def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends):
-    calls = []
+@pytest.fixture
+def fail_runs(monkeypatch):
+    """Lets the runs of these numbers, from 1 on, fail; the others take a second."""
 
-    def run(program, deadline):
-        calls.append(program)
-        if len(calls) <= lost:
-            raise RunError("lost")
-        return Run(1.0, None, None, None)
+    def plant(error, *numbers):
+        counter = itertools.count(1)
 
-    monkeypatch.setattr(processes, "run", run)
+        def run(program, deadline):
+            if next(counter) in numbers:
+                raise error
+            return Run(1.0, None, None, None)
+
+        monkeypatch.setattr(processes, "run", run)
+
+    return plant
+
+
+@pytest.mark.parametrize(("lost", "ends"), [((1,), True), ((1, 2), False)])
+def test_a_run_that_the_cluster_lost_is_made_again_once(fail_runs, lost, ends):
+    fail_runs(RunError("lost"), *lost)
     contenders = [Launch(FLOOR, "floor", Program(("true",), {}, reaches_out=True), "")]
     plan = QUANTITY.parse(["--repetitions", "2", "--warm-up", "0"]).plan
     if not ends:
@@ -481,25 +443,14 @@ def test_a_run_that_the_cluster_lost_is_made_again_once(monkeypatch, lost, ends)
     assert len(group.find_samples(FLOOR)) == 2
 
 
-def test_an_interruption_keeps_the_whole_rounds(monkeypatch):
-    calls = []
-
-    def run(program, deadline):
-        calls.append(program)
-        if len(calls) == 6:
-            raise KeyboardInterrupt
-        return Run(1.0, None, None, None)
-
-    monkeypatch.setattr(processes, "run", run)
+def test_an_interruption_keeps_the_whole_rounds(fail_runs):
+    fail_runs(KeyboardInterrupt(), 6)
     contenders = [Launch(name, "floor", Program(("true",), {}), "") for name in "ab"]
     plan = QUANTITY.parse(["--repetitions", "9", "--warm-up", "1"]).plan
     groups = measure_group(plan, 2, None, contenders)
     assert [len(cell.samples) for cell in next(groups).cells] == [1, 1]
     with pytest.raises(KeyboardInterrupt):
         next(groups)
-
-
-# Real runs
 
 
 @pytest.mark.long
@@ -567,13 +518,3 @@ def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
     places = found.place(4)
     assert list(places.values()) == [[0, 1], [2, 3]]
     assert set(places) < set(results.find_hosts(found))
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-def test_a_run_past_its_deadline_leaves_no_job(slurm_cluster):
-    command = ("srun", "--quiet", "--nodes=4", "--ntasks=4", "sleep", "300")
-    environment = clean_environment(slurm_cluster.environment())
-    with pytest.raises(RunError, match="ran past 3 s"):
-        processes.run(Program(command, environment, reaches_out=True), 3)
-    until(lambda: slurm_cluster.ask("squeue", "-h") == "", "the end of the job", pause=0.1)

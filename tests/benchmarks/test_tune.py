@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -19,10 +18,9 @@ from benchmarks.measure.trials import WRONG, Refusal, WrongResultError
 from benchmarks.measure.tune import nccl, tuning
 from benchmarks.records import schema as records
 from benchmarks.records.schema import Cell, open_record, read_record
-from benchmarks.records.statistics import summarize
 from benchmarks.show import results
 from measured import MPIRUN
-from mpiddp.collectives import MPI, SHARED, TRANSPORTS
+from mpiddp.collectives import MPI, SHARED
 from mpiddp.collectives.tuning import Range, Section, read_table
 from mpiddp.errors import ConfigurationError
 
@@ -78,22 +76,6 @@ def test_what_is_not_faster_is_never_chosen(factor, noise, seed):
     slower = make_cell(DIRECT, factor * 1e-5 * (1 + noise), size=size, noise=noise / 2)
     few = make_cell(RING, 1e-6, size=size, rounds=5)
     assert judge(rule, slower, few).chosen == RULE
-
-
-def test_of_many_that_are_alike_hardly_ever_one_is_chosen():
-    """At most one time in twenty, however many are compared: twenty here."""
-    names = ("ring", "direct", "recursive-doubling", "double-tree", "halving-doubling")
-    ways = [Way(*pair) for pair in product(names, TRANSPORTS)]
-    chosen = 0
-    for seed in range(40):
-        draw = random.Random(seed)
-        cells = []
-        for way in (RULE, *ways):
-            samples = tuple(draw.lognormvariate(0, 0.2) for _ in range(15))
-            cell = make_rule(1.0) if way == RULE else make_cell(way, 1.0)
-            cells.append(replace(cell, samples=samples, summary=summarize(samples)))
-        chosen += judge(*cells).chosen != RULE
-    assert chosen <= 5
 
 
 @pytest.mark.parametrize(
@@ -225,11 +207,7 @@ def test_what_cannot_be_tuned_by_is_refused(record, tmp_path, monkeypatch, capsy
     text = record.read_text()
     for content, said in {
         text[:-30]: "record.jsonl, line 18: expected JSON",
-        text.replace(
-            '"schema": 3', '"schema": 2'
-        ): "record.jsonl, line 1: expected kind 'run' and schema 3",
-        text.replace('"kind": "end"', '"collectives": {"tuning": "a table"}, "kind": "end"'): "was "
-        "measured with a tuning table",
+        text.replace('"kind"', '"collectives": {"tuning": "t"}, "kind"'): "with a tuning table",
         text.replace("all-reduce", "checkpoint"): "nothing to choose from",
     }.items():
         record.write_text(content)

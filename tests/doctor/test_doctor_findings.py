@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpiddp.doctor.examiner import findings
 from mpiddp.doctor.examiner.findings import FAIL, PASS, SKIP, WARN, Finding
-from mpiddp.doctor.examiner.findings_report import FindingsReport, describe, wants_colour
+from mpiddp.doctor.examiner.findings_report import describe, wants_colour
 from mpiddp.errors import PeerLostError
 from mpiddp.launch.launcher.launcher import Launcher
 
@@ -103,19 +101,3 @@ def test_colour_is_for_terminals(is_terminal, is_forwarded, variables, wanted, m
     stream = SimpleNamespace(isatty=lambda: is_terminal)
     found = wants_colour(stream, None if is_forwarded is None else launcher, variables)
     assert found is wanted
-
-
-def test_the_file_is_whole_after_every_finding(tmp_path):
-    stream, path = io.StringIO(), tmp_path / "report.json"
-    report = FindingsReport(stream, path)
-    report.note_place(2, ["n1"])
-    report.add(findings.passed("first", "fine"))
-    half = json.loads(path.read_text())
-    assert (half["complete"], half["exit_code"], half["ranks"]) == (False, None, 2)
-    report.add(findings.failed("second", "broken → lost", "mend", 4))
-    assert report.conclude() == 4
-    whole = json.loads(path.read_text())
-    assert whole["complete"] is True and whole["exit_code"] == 4
-    assert [row["found"] for row in whole["findings"]] == ["fine", "broken → lost"]
-    assert stream.getvalue().splitlines()[-1].startswith("mpiddp.doctor: 1 passed, 0 warnings, 1 f")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]

@@ -87,16 +87,7 @@ RCCL version : 2.22.3-develop:d380693+
         # Of a card of this GPU's that is far away; it has others.
         (DISTANT, ("mlx5_0",), 1, True, "pass", "by P2P"),
         (LIBFABRIC, (), 2, True, "pass", "network AWS Libfabric"),
-        (SLINGSHOT, (), 2, True, "pass", "channels by NET/AWS Libfabric"),
         (SOCKETS, (), 2, True, "pass", "network Socket"),
-        (
-            SOCKETS,
-            ("mlx5_0", "mlx5_1"),
-            2,
-            True,
-            "fail",
-            "though there is InfiniBand (mlx5_0, mlx5_1)",
-        ),
         # The channels are not in the log, but the network's name is enough.
         (f"{HEAD}Using network Socket", ("mlx5_0",), 2, True, "fail", "TCP sockets"),
         # One node needs no network, so nothing is wrong with its name.

@@ -1,10 +1,11 @@
-"""Links between nodes, measured for real over loopback, and what is made of the figures."""
+"""Links between nodes, measured for real over loopback; what is made of figures and of names."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiddp.doctor.network import node_links, routes
+from mpiddp.doctor.network import name_resolution, node_links, routes
+from mpiddp.doctor.network.name_resolution import Resolution
 from mpiddp.doctor.network.node_links import LinkServer, NodeLinks, Ping
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.network.interfaces import Interface
@@ -25,12 +27,6 @@ def counter():
     made = LinkServer("127.0.0.1", TOKEN)
     yield made
     made.close()
-
-
-def test_a_ping_tells_time_and_clock(counter):
-    found = node_links.ping("127.0.0.1", counter.port, TOKEN)
-    assert found.seconds > 0
-    assert abs(found.offset) <= found.seconds / 2
 
 
 def test_a_clock_that_is_behind(counter, monkeypatch):
@@ -284,3 +280,69 @@ def test_nodes_that_differ_in_their_address_alone_are_folded():
     assert found[3].startswith("ib0 10.9.0.5 → 10.1.0.1 through 10.9.0.254 at 1000 Mbit/s; ")
     (alone,) = routes.judge_ways([here])
     assert alone.found.startswith("ib0 10.1.0.1; ")
+
+
+# ---- names of hosts, and look-ups that may not be answered -----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("addresses", "nodes", "status", "words"),
+    [
+        (("10.0.0.1",), 2, "pass", "resolves"),
+        (("127.0.1.1",), 2, "warn", "resolves to 127.0.1.1, where no other node finds it"),
+        (("10.0.0.1", "127.0.1.1"), 2, "warn", "127.0.1.1"),
+        (("127.0.1.1",), 1, "pass", "enough for one node"),
+        ((), 1, "warn", "does not resolve (not known)"),
+    ],
+)
+def test_host_name(addresses, nodes, status, words):
+    finding = name_resolution.judge_host_name(Resolution(addresses, "not known"), nodes)
+    assert finding.status == status and words in finding.found
+
+
+def test_a_name_is_really_looked_up():
+    assert "127.0.0.1" in name_resolution.resolve("localhost").addresses
+    found = name_resolution.resolve("name.invalid")
+    assert found.addresses == () and found.problem
+
+
+def look_up(*addresses):
+    look_ups = name_resolution.begin_look_ups(addresses)
+    return list(name_resolution.find_unanswered(look_ups))
+
+
+def test_a_server_that_keeps_silent_is_not_waited_for(monkeypatch):
+    asked, release = [], threading.Event()
+
+    def wait(address):
+        asked.append(address)
+        if address != "::ffff:10.0.0.2":
+            release.wait()
+        return "name", [], [address]
+
+    monkeypatch.setattr(socket, "gethostbyaddr", wait)
+    unanswered = look_up("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1")
+    release.set()
+    # The form that torch asks for.
+    assert sorted(asked) == [f"::ffff:10.0.0.{i}" for i in (1, 2, 3)]
+    assert unanswered == ["10.0.0.1", "10.0.0.3"]
+    finding = name_resolution.judge_look_ups(unanswered)
+    assert finding.status == "warn" and "for 10.0.0.1, 10.0.0.3:" in finding.found
+
+
+def test_that_there_is_no_name_is_an_answer(monkeypatch):
+    def refuse(address):
+        raise socket.herror(2, "Host name lookup failure")
+
+    monkeypatch.setattr(socket, "gethostbyaddr", refuse)
+    assert look_up("10.0.0.1") == []
+    assert name_resolution.judge_look_ups(()).status == "pass"
+
+
+@given(st.integers(1, 500))
+def test_the_sample_is_small_and_spread(count):
+    everyone = [f"10.0.{i // 256}.{i % 256}" for i in range(count)]
+    sample = name_resolution.choose_sample(everyone)
+    assert len(sample) == min(count, name_resolution.SAMPLE) == len(set(sample))
+    assert set(sample) <= set(everyone)
+    assert {everyone[0], everyone[-1]} <= set(sample)

@@ -1,17 +1,23 @@
-"""Limits and shared memory of one node."""
+"""Limits, shared memory, cores, threads and variables of one node; what jobs have left there."""
 
 from __future__ import annotations
 
 import os
 import resource
 import signal
+from dataclasses import replace
+from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import launchers
-from mpiddp.doctor.node import leftovers, limits
+from mpiddp import environment
+from mpiddp.doctor.node import cores, leftovers, limits, variables
+from mpiddp.doctor.node.cores import RankCores
 from mpiddp.doctor.node.limits import UNLIMITED, Limits
-from mpiddp.launch.fabrics import NodeFabrics
+from mpiddp.launch.fabrics import NodeFabrics, Setting
 from mpiddp.process.rank_process import read_stat
 from mpiddp.wording import describe_size
 
@@ -136,3 +142,145 @@ def test_a_process_whose_launcher_has_gone_and_its_memory_are_found(monkeypatch,
     finally:
         os.kill(process, signal.SIGKILL)
     assert leftovers.judge_leftovers(leftovers.Leftovers()).status == "pass"
+
+
+# Cores and threads
+
+MASKS = st.lists(st.frozensets(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+def bind(*masks, threads=None):
+    return [RankCores(rank, frozenset(mask), threads) for rank, mask in enumerate(masks)]
+
+
+def can_all_have_one(masks):
+    """By trying every choice."""
+    return any(len(set(choice)) == len(masks) for choice in product(*masks))
+
+
+@given(MASKS)
+def test_a_crowd_is_found_exactly_where_there_is_one(masks):
+    crowd = cores.find_crowd(dict(enumerate(masks)))
+    assert (crowd is None) == can_all_have_one(masks)
+    if crowd is not None:
+        ranks, theirs = crowd
+        # The proof: these ranks have these cores only, and are more than they.
+        assert frozenset().union(*(masks[rank] for rank in ranks)) == frozenset(theirs)
+        assert len(theirs) < len(ranks)
+
+
+@pytest.mark.parametrize(
+    ("masks", "status", "found"),
+    [
+        (({0}, {0}), "warn", "ranks 0-1 have only core 0 between them"),
+        # Rank 2 is free to go elsewhere, and is not named.
+        (({3}, {3}, {0, 1, 2, 3}), "warn", "ranks 0-1 have only core 3 between them"),
+        (({0, 1}, {0, 1}, {0, 1}), "warn", "ranks 0-2 have only cores 0-1 between them"),
+        (({0},), "pass", "1 core for 1 rank"),
+        (({0, 1, 2, 3}, {0, 1, 2, 3}), "pass", "4 cores for 2 ranks, shared by all"),
+        (({0, 1}, {2, 3}), "pass", "4 cores for 2 ranks, bound to 2 each"),
+        (({0}, {1, 2}), "pass", "3 cores for 2 ranks, bound to 1 to 2 each"),
+    ],
+)
+def test_cores(masks, status, found):
+    finding = cores.judge_cores(bind(*masks))
+    assert (finding.status, finding.found) == (status, found)
+    assert ("--cpus-per-task" in finding.advice) == (status == "warn")
+
+
+@pytest.mark.parametrize(
+    ("masks", "threads", "status", "words"),
+    [
+        (({0, 1, 2, 3},) * 2, None, "pass", "2 per rank (mpiddp's choice)"),
+        (({0, 1, 2, 3},) * 2, "2", "pass", "2 per rank (OMP_NUM_THREADS)"),
+        (({0, 1, 2, 3},) * 2, "4", "warn", "8 threads of 2 ranks on 4 cores"),
+        # More ranks than cores is said once, by the check of cores.
+        (({0},) * 2, None, "pass", "1 per rank"),
+        (({0, 1, 2, 3},) * 2, "2,4", "pass", "2 per rank (OMP_NUM_THREADS)"),
+        (({0, 1, 2, 3},) * 2, "many", "pass", "mpiddp's choice"),
+    ],
+)
+def test_threads(masks, threads, status, words):
+    finding = cores.judge_threads(bind(*masks, threads=threads))
+    assert finding.status == status and words in finding.found
+    if status == "warn":
+        assert "gives each rank 2" in finding.advice
+
+
+def test_a_quota_counts_as_cores():
+    masks = ({0, 1, 2, 3},) * 4
+    bindings = [RankCores(rank, frozenset(mask), None, 2.0) for rank, mask in enumerate(masks)]
+    finding = cores.judge_cores(bindings)
+    assert finding.status == "warn" and "4 ranks have the time of 2 cores" in finding.found
+    assert cores.judge_threads(bindings[:2]).found == "1 per rank (mpiddp's choice)"
+    finding = cores.judge_threads([replace(each, threads="2") for each in bindings[:2]])
+    assert finding.status == "warn" and "4 threads of 2 ranks on 2 cores" in finding.found
+
+
+# Variables: names, and the values of the harmless ones alone
+
+NAMES = st.one_of(
+    st.sampled_from(sorted(environment.HARMLESS)),
+    st.from_regex(r"(NCCL|GLOO|UCX|FI|OMPI_MCA|AWS|WANDB)_[A-Z_]{1,12}", fullmatch=True),
+)
+
+
+@given(st.dictionaries(NAMES, st.just("s3cret-value"), max_size=8))
+def test_no_other_value_is_ever_shown(given_variables):
+    row = variables.find_variables(given_variables)
+    for name, value in row:
+        assert name in given_variables
+        assert (value is not None) == (name in environment.HARMLESS)
+    finding = variables.judge_variables(["n1"], [row])
+    harmless = given_variables.keys() & environment.HARMLESS
+    assert finding.found.count("s3cret-value") == len(harmless)
+
+
+def test_what_is_set_is_told():
+    row = variables.find_variables(
+        {"NCCL_IB_DISABLE": "1", "NCCL_SECRET": "x", "HOME": "/root", "PATH": "/bin"}
+    )
+    finding = variables.judge_variables(["n1"], [row])
+    assert (finding.status, finding.found) == ("pass", "NCCL_IB_DISABLE=1, NCCL_SECRET")
+    assert variables.judge_variables(["n1"], [()]).found == "none of those that matter is set"
+
+
+SETTINGS = (
+    Setting(variable="NCCL_CROSS_NIC", value="1", why="quicker"),
+    Setting(variable="NCCL_NET", value="X", needs_nodes=True, why="it stops"),
+    Setting(variable="NCCL_IB_DISABLE", wrong=("[1-9]*",), why="it goes over TCP"),
+)
+NODE = NodeFabrics({"InfiniBand": ("mlx5_0",)}, ("NVIDIA",), settings=SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("node", "given_variables", "nodes", "status", "words"),
+    [
+        (NodeFabrics(), {}, 2, "skip", "no fast network card that is known"),
+        (NODE, {}, 1, "warn", "InfiniBand (mlx5_0), NVIDIA: not set: NCCL_CROSS_NIC=1. --site"),
+        (NODE, {}, 2, "warn", "not set: NCCL_CROSS_NIC=1 NCCL_NET=X. --site-defaults sets"),
+        (NODE, {"NCCL_CROSS_NIC": "0"}, 1, "pass", "InfiniBand (mlx5_0), NVIDIA: nothing is"),
+        (
+            NODE,
+            {"NCCL_CROSS_NIC": "0", "NCCL_IB_DISABLE": "1"},
+            1,
+            "warn",
+            "NCCL_IB_DISABLE=1: it goes over TCP. Unset NCCL_IB_DISABLE",
+        ),
+    ],
+)
+def test_what_a_fabric_lacks(node, given_variables, nodes, status, words):
+    finding = variables.judge_fabric(node, given_variables, nodes)
+    assert finding.status == status and words in finding.text
+
+
+def test_nodes_that_differ():
+    rows = [
+        variables.find_variables({"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth0"}),
+        variables.find_variables({"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "ens1"}),
+        variables.find_variables({"NCCL_ALGO": "Tree", "UCX_TLS": "tcp"}),
+    ]
+    assert variables.judge_variables(["n1", "n2"], rows[:2]).status == "pass"
+    finding = variables.judge_variables(["n1", "n2", "n3"], rows)
+    assert finding.status == "warn"
+    assert finding.found.startswith("NCCL_ALGO, UCX_TLS differs on n3; set on n1: ")

@@ -1,12 +1,15 @@
-"""The harness itself: which MPI a job's ranks have, and what it leaves behind."""
+"""The harness itself: which MPI a job's ranks have, what it leaves behind, ranks that stay."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
 import launchers
+import mpiddp
+from pool import Pools
 
 HELLO = """
 import os
@@ -38,3 +41,23 @@ def test_a_process_that_stays_behind_is_reported_and_killed(monkeypatch):
             job.wait()
         assert job.stdout().strip() in str(caught.value)
     assert job.processes() == []
+
+
+def find_process(session):
+    return os.getpid()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", [pytest.param("asked for again", marks=pytest.mark.long), "closed"])
+def test_a_rank_that_ends_between_two_calls_is_reported(how):
+    pools = Pools()
+    ranks = pools("openmpi", 2)
+    os.kill(ranks.call(find_process).values[1], signal.SIGKILL)
+    launchers.until(lambda: not ranks.is_running, "the end")
+    said = "the ranks did not end well: rank 1 of 2"
+    with pytest.raises((AssertionError, mpiddp.MpiddpError), match=said):
+        pools("openmpi", 2) if how == "asked for again" else pools.close()
+    assert ranks.is_ended
+    if how == "asked for again":
+        assert pools("openmpi", 2).is_running
+    pools.close()

@@ -267,16 +267,6 @@ def test_65536_ranks_are_priced_by_the_closed_form(name):
 
 
 @pytest.mark.usefixtures("no_simulation")
-def test_65536_ranks_on_nodes_of_eight_are_priced_on_two_levels():
-    price = registry.parse("two-level").prices([2**30], ODD, (8,) * 8192)[0]
-    assert price.source == "closed form"
-    inside = 14 * 3e-6 + 2**30 * 7 / 8 * (2 * 7e-11 + 17e-12)
-    # Eight ranks at 13e-10 seconds per byte are quicker than their link at 5e-10.
-    between = 2 * 8191 * 11e-6 + 2**30 * 8191 / 8192 * (2 * 5e-10 + 17e-12 / 8)
-    assert close(price.seconds, inside + between)
-
-
-@pytest.mark.usefixtures("no_simulation")
 @pytest.mark.parametrize("text", ["double-tree", "ring:segments=2", "direct:servers=9"])
 def test_what_has_no_closed_form_is_not_priced_at_65536_ranks(text):
     words = f"{text} has no closed form for 65536 ranks on 8192 nodes, and more than 1024 are not"

@@ -34,10 +34,8 @@ def test_a_function_joins_the_others(star):
 
 MISTAKES = [
     ("x = 1\n", 'own.py registers no algorithm: expected a function under @register("name")'),
-    ("\n\nx = 1 / 0\n", "own.py:3: ZeroDivisionError: division by zero"),
     ("def f(:\n", "own.py:1: SyntaxError: invalid syntax"),
     ("raise SystemExit(3)\n", "own.py:1: SystemExit: 3"),
-    ("import no_such_module_here\n", "own.py:1: ModuleNotFoundError: No module named 'no_such_"),
     (
         STAR.replace('"star"', '"ring"'),
         "own.py:7: ValueError: an algorithm is called 'ring' alread",

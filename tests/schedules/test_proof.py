@@ -26,7 +26,6 @@ from mpiddp.schedules.schedule import (
     project,
     scatter,
 )
-from wrong_algorithms import lopsided
 
 
 def refuse(schedule, *words):
@@ -89,7 +88,6 @@ def test_what_is_right(schedule):
         Transfer(0, -1, 0, 1, True),
         Transfer(0, 0, 0, 1, True),
         Transfer(0, 1, 0, 0, True),
-        Transfer(0, 1, 1, 0, True),
         Transfer(0, 1, 0, 2, True),
         Transfer(0, 1, -1, 1, True),
     ],
@@ -109,20 +107,12 @@ REFUSED = {
         all_reduce(3, 1, [[add(0, 1)], [copy(2, 0)], [copy(1, 0)]], members=[0, 1]),
         "step 1: rank 2 sends chunk 0 to rank 0, but holds nothing of it",
     ),
-    "what comes in the same step": (
-        all_reduce(3, 1, [[add(0, 2), copy(2, 1)]], members=[0]),
-        "step 0: rank 2 sends chunk 0 to rank 1, but holds nothing of it",
-    ),
     "two copies into one place": (
         all_reduce(3, 1, [EXCHANGE, [copy(0, 2), copy(1, 2)]], members=[0, 1]),
         "step 1: chunk 0 of rank 2 is copied into twice",
     ),
     "a copy and a sum": (
         all_reduce(3, 1, [BOTH], members=[0, 1]),
-        "step 0: chunk 0 of rank 2 is both copied into and reduced",
-    ),
-    "a sum and a copy": (
-        all_reduce(3, 1, [reversed(BOTH)], members=[0, 1]),
         "step 0: chunk 0 of rank 2 is both copied into and reduced",
     ),
     "a copy onto what is sent": (
@@ -137,10 +127,6 @@ REFUSED = {
         all_reduce(2, 1, [[add(0, 1), add(0, 1)]]),
         "step 0: the contribution of rank 0 is added twice",
     ),
-    "a whole sum added to itself": (
-        all_reduce(3, 1, [[add(0, 2), add(1, 2)], [copy(2, 0)], [add(0, 2)]]),
-        "step 2: the contribution of ranks 0, 1, 2 is added twice",
-    ),
     "a contribution is missing": (
         all_reduce(3, 1, [EXCHANGE, [copy(0, 2)]]),
         "at the end rank 0's sum of chunk 0 lacks rank 2",
@@ -148,10 +134,6 @@ REFUSED = {
     "a holder without the sum": (
         all_reduce(3, 1, [[add(0, 1), add(2, 1)], [copy(1, 0)]]),
         "at the end rank 2's sum of chunk 0 lacks ranks 0, 1",
-    ),
-    "nothing overwrites the sum": (
-        all_reduce(3, 1, [[add(1, 0)], [copy(0, 1)], [copy(2, 0)]], members=[0, 1]),
-        "step 2: rank 2 sends chunk 0 to rank 0",
     ),
     "less overwrites the sum": (
         all_reduce(
@@ -162,14 +144,6 @@ REFUSED = {
     "an owner lacks something": (
         scatter(3, [[add(0, 2, 1), add(1, 2, 1), add(2, 0, 0)]], owners=[0, 2]),
         "at the end rank 0's sum of chunk 0 lacks rank 1",
-    ),
-    "one of two owners lacks something": (
-        scatter(2, [[add(1, 0, 0, 2)]], owners=[0, 1]),
-        "at the end rank 1's sum of chunk 1 lacks rank 0",
-    ),
-    "what a server holds itself": (
-        all_reduce(3, 1, [[add(0, 1)], [add(2, 1)], [copy(1, 0)]], members=[0, 1]),
-        "step 1: rank 2 sends chunk 0 to rank 1, but holds nothing of it",
     ),
     # A chunk has its own number, not that of the neighbours with which the proof has merged it.
     "merged chunks lack something": (
@@ -234,14 +208,6 @@ MISFITS = [
         "1 from rank 0 to rank 1", "chunks 1 to 2 in step 0", "chunks 2 to 6 in step 0",
     ),
     (
-        (Round(0, (), (ONE, TWO)),), (Round(0, (TWO, ONE), ()),),
-        "0 from rank 0 to rank 1", "chunks 0 to 1 in step 0", "chunks 1 to 2 in step 0",
-    ),
-    (
-        (Round(0, (), (add(0, 5),)),), (),
-        "0 from rank 0 to rank 5", "chunks 0 to 1 in step 0", "none",
-    ),
-    (
         (Round(0, (), (ONE,)), Round(1, (BACK,), ())),
         (Round(0, (), (BACK,)), Round(1, (ONE,), ())),
         "0 from rank 0 to rank 1", "chunks 0 to 1 in step 0", "chunks 0 to 1 in step 1",
@@ -277,8 +243,7 @@ def agree(schedule):
     try:
         prove(schedule)
     except ScheduleError:
-        # For all-reduces only: there are enough of them.
-        assert schedule.collective is not Collective.ALL_REDUCE or not passes_on(schedule)
+        assert not passes_on(schedule)
         return False
     for seed in TIMINGS:
         oracle.check(schedule, 2 * schedule.chunks + 1, seed)
@@ -291,36 +256,6 @@ def random_transfers(draw, ranks, chunks):
     src, dst = draw(st.permutations(range(ranks)))[:2]
     lo, hi = sorted(draw(st.permutations(range(chunks + 1)))[:2])
     return Transfer(src, dst, lo, hi, draw(st.booleans()))
-
-
-@st.composite
-def random_steps(draw, ranks, chunks):
-    """Some transfers, or what many algorithms consist of: a shift, all to one, one to all."""
-    kind = draw(st.sampled_from(["any", "shift", "to one", "from one"]))
-    if kind == "any":
-        transfers = random_transfers(ranks, chunks)
-        return draw(st.lists(transfers, min_size=1, max_size=4))
-    root = draw(st.integers(1 if kind == "shift" else 0, ranks - 1))
-    if kind == "shift":
-        reduce = draw(st.booleans())
-        return [Transfer(r, (r + root) % ranks, 0, chunks, reduce) for r in range(ranks)]
-    others = [rank for rank in range(ranks) if rank != root]
-    if kind == "to one":
-        return [add(rank, root, 0, chunks) for rank in others]
-    return [copy(root, rank, 0, chunks) for rank in others]
-
-
-@st.composite
-def random_schedules(draw):
-    """Few ranks, few steps, and anything may happen in them."""
-    ranks, chunks = draw(st.integers(2, 4)), draw(st.integers(1, 2))
-    steps = draw(st.lists(random_steps(ranks, chunks), min_size=1, max_size=4))
-    members = draw(st.sampled_from([range(ranks), range(ranks - 1) if ranks > 2 else range(ranks)]))
-    collective = draw(st.sampled_from([Collective.ALL_REDUCE, *Collective]))
-    owners = (draw(st.integers(0, ranks - 1)),) * chunks
-    owners = () if collective is Collective.ALL_REDUCE else owners
-    schedule = all_reduce(ranks, chunks, steps, members=members)
-    return replace(schedule, collective=collective, owners=owners)
 
 
 @st.composite
@@ -351,22 +286,16 @@ def edited_schedules(draw):
     return all_reduce(schedule.ranks, schedule.chunks, steps, members=schedule.members)
 
 
-@pytest.mark.parametrize(
-    ("generator", "examples", "fewest_accepted"),
-    [(random_schedules(), 600, 10), (edited_schedules(), 300, 30)],
-    ids=["random", "edited"],
-)
-def test_what_the_proof_accepts_sums_right_in_every_timing(generator, examples, fewest_accepted):
+def test_what_the_proof_accepts_sums_right_in_every_timing():
     verdicts = []
 
-    @settings(max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(generator)
+    @settings(max_examples=400, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(edited_schedules())
     def collect(schedule):
         verdicts.append(agree(schedule))
 
     collect()
-    accepted = sum(verdicts)
-    assert fewest_accepted <= accepted < len(verdicts) - fewest_accepted, accepted
+    assert 30 <= sum(verdicts) < len(verdicts) - 30
 
 
 def cannot_be_halved(schedule, kind, *words):
@@ -376,10 +305,6 @@ def cannot_be_halved(schedule, kind, *words):
 
 
 def test_an_all_reduce_with_unequal_halves_is_right_but_cannot_be_halved():
-    cannot_be_halved(
-        lopsided(4), Collective.REDUCE, "first 2 of 4 steps are no reduce: at the end "
-        "rank 0's sum of chunk 0 lacks rank 3",
-    )  # fmt: skip
     exchange = all_reduce(2, 1, [[add(0, 1), add(1, 0)]], owners=[0])
     cannot_be_halved(
         exchange, Collective.REDUCE, "first 0 of 1 steps are no reduce", "lacks rank 1"

@@ -51,18 +51,15 @@ def test_parameters_reach_the_algorithm():
         ("ring:servers=2", ["'servers=2'", "ring takes segments=…"]),
         ("ring:segments", ["'segments'", "ring takes segments=…"]),
         ("ring:segments=", ["'segments='", "ring takes segments=…"]),
-        ("ring:=2", ["'=2'", "ring takes segments=…"]),
         ("direct:nodes=2", ["'nodes=2'", "direct takes servers=…, segments=…"]),
         ("two-level:nodes=2", ["'nodes=2'", "takes inner=…, outer=…, segments=…"]),
-        ("two-level:n=2", ["'n=2'", "takes inner=…, outer=…, segments=…"]),
         ("two-level:inner=x", ["'x'", *registry.names()]),
         ("two-level:outer=x", ["'x'", *registry.names()]),
         ("swing:variant=x", ["variant must be one of bandwidth, latency, found 'x'"]),
-        ("bine:variant=x", ["variant must be one of tree, butterfly, found 'x'"]),
         # Which of the two is meant, nobody can know.
         ("ring:segments=2,segments=3", ["segments"]),
         *((text, [f"{text.split(':')[0]!r}", *registry.names()])
-          for text in ("rings", "", "Ring", " ring", "rings:segments=2")),
+          for text in ("", "Ring", " ring", "rings:segments=2")),
         *((f"direct:{key}={value}", [f"{key} must be an integer >= 1, found {value!r}"])
           for key in ("segments", "servers") for value in ("0", "-1", "x", "1.5", "2 ", "²")),
     ],
@@ -94,16 +91,9 @@ def test_what_cannot_be_built_is_refused(text, ranks, nodes, words):
     refused(lambda: registry.parse(text).build(ranks, nodes), *words)
 
 
-@pytest.mark.parametrize("nodes", [(1,) * 8, (2,) * 4, (4, 3, 1), (8,) * 256, (1,) * 1025])
+@pytest.mark.parametrize("nodes", [(4, 3, 1), (8,) * 256])
 @pytest.mark.parametrize(
-    "text",
-    [
-        "direct:servers=5000",
-        "central:servers=5000",
-        "two-level:outer=central",
-        "two-level:outer=two-level",
-        "two-level:inner=one-shot,outer=binomial-tree",
-    ],
+    "text", ["direct:servers=5000", "two-level:outer=central", "two-level:inner=one-shot"]
 )
 def test_what_cannot_be_built_has_no_price_for_any_number_of_ranks(text, nodes):
     """The closed form must not answer where the schedule would be refused."""

@@ -75,9 +75,6 @@ class Line:
 @dataclass(frozen=True)
 class Reading:
     lines: tuple[Line, ...]
-    summary: tuple[int, int, int, int, int]
-    """passed, skipped, warnings, failures, exit code."""
-    seconds: float
     result: launchers.Result
 
     def line(self, check: str) -> Line:
@@ -111,9 +108,7 @@ def read(result: launchers.Result, *, exit_code: int) -> Reading:
     assert code == exit_code
     counts = {status: sum(x.status == status for x in lines) for status in STATUSES}
     assert list(counts.values()) == [passed, skipped, warnings, failures], str(result)
-    return Reading(
-        tuple(lines), (passed, skipped, warnings, failures, code), float(summary[5]), result
-    )
+    return Reading(tuple(lines), result)
 
 
 def examine(

@@ -21,8 +21,6 @@ from mpiddp.schedules.schedule import (
     Schedule,
     Transfer,
     project,
-    reverse,
-    rotate,
 )
 
 SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
@@ -209,9 +207,3 @@ def check_bits(schedule: Schedule, count: int, seeds: Sequence[int]) -> None:
             assert first.setdefault((part.start, part.stop), found) == found, (
                 f"rank {rank} ends with other bits in elements {part.start} to {part.stop}"
             )
-
-
-def variants(schedule: Schedule) -> list[Schedule]:
-    """The schedule of a reduction or distribution, its mirror image, and both with other ranks."""
-    both = [schedule, reverse(schedule)]
-    return both + [rotate(one, schedule.ranks // 2 + 1) for one in both]
