@@ -28,17 +28,7 @@ from hypothesis.stateful import (
 )
 
 from forked import EndedError, Job, Process, Server
-from forked_jobs import READS, WRITES, Rank, Trap
-from histories import (
-    BODY,
-    OPTIMIZERS,
-    STEPS,
-    History,
-    count_steps,
-    find_world,
-    has_head,
-    is_frozen,
-)
+from forked_jobs import OPTIMIZERS, READS, WRITES, Digests, Rank, Trap
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage.owner import LOCK, OWNER
 
@@ -60,7 +50,9 @@ class Saved:
     number: int
     """Saves are numbered over all jobs."""
     name: str
-    history: History
+    step: int
+    digests: list[Digests]
+    """Of each rank."""
     score: float | None = None
     damage: str = ""
     """"manifest", "data", or nothing."""
@@ -74,6 +66,14 @@ def prune(saved: list[Saved], keep: int) -> list[Saved]:
     if scored:
         kept.append(max(scored, key=lambda each: (each.score, each.number)))
     return [each for each in saved if each in kept or each not in own]
+
+
+def check_digests(found: list[Digests], saved: Saved) -> None:
+    """Other ranks have what rank 0 had, but for its generators."""
+    if len(found) == len(saved.digests):
+        assert found == saved.digests, saved
+    else:
+        assert {each for each, _ in found} == {saved.digests[0][0]}, saved
 
 
 def read_tree(path: Path) -> dict[str, bytes | None]:
@@ -90,8 +90,6 @@ class Jobs(RuleBasedStateMachine):
 
     server: Server
     reader: Process
-    """Computes twins, and reads checkpoints."""
-    twins: dict[tuple[str, History], list[str]]
 
     @initialize(
         kind=st.sampled_from(sorted(OPTIMIZERS)), keep=st.integers(1, 3), saves=st.integers(0, 3)
@@ -106,9 +104,8 @@ class Jobs(RuleBasedStateMachine):
         self.job: Job | None = None
         self.pending: Saved | None = None
         """Of this job, begun and not waited for."""
-        self.history: History = ()
-        self.start(has_head=False, world=1)
-        self.train_and_save(BODY, [None] * saves)
+        self.start(world=1)
+        self.train_and_save([None] * saves)
 
     def teardown(self) -> None:
         if not hasattr(self, "folder"):
@@ -127,39 +124,24 @@ class Jobs(RuleBasedStateMachine):
         self.attempt += 1
         given: dict[str, Any] = {
             "directory": str(self.path), "kind": self.kind, "run": "a", "keep": self.keep,
-            "attempt": f"attempt-{self.attempt}", "has_head": False,
+            "attempt": f"attempt-{self.attempt}",
         }  # fmt: skip
         return Rank(**{**given, **values})
 
-    def start(self, has_head: bool, world: int) -> None:
-        self.job = Job(self.server, self.describe(has_head=has_head, world=world))
-        self.history = (f"world-{world}",) if world != 1 else ()
-        self.history += ("add",) * has_head
+    def start(self, world: int) -> None:
+        self.job = Job(self.server, self.describe(world=world))
+        self.step, self.digests = 0, self.read_digests()
         self.has_looked = self.is_open = self.has_failed = False
 
     @precondition(lambda self: self.job is None)
-    @rule(
-        restores=st.sampled_from([True, True, True, False]), place=PLACES, has_head=st.booleans(),
-    )  # fmt: skip
-    def begin_again(self, restores: bool, place: int, has_head: bool) -> None:
-        self.start(has_head=has_head, world=1 + place % 3)
+    @rule(restores=st.sampled_from([True, True, True, False]), place=PLACES)
+    def begin_again(self, restores: bool, place: int) -> None:
+        self.start(world=1 + place % 3)
         if restores:
             self.restore()
 
-    def ask(self, name: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        answers = self.job.ask(name, *arguments)
-        if name != "restore" and answers[0][0] == "done" and isinstance(answers[0][1], str):
-            self.check_digests([each[1] for each in answers])
-        return answers
-
-    def check_digests(self, found: list[str]) -> None:
-        assert found == self.compute(self.kind, self.history), self.history
-
-    @classmethod
-    def compute(cls, kind: str, history: History) -> list[str]:
-        if (kind, history) not in cls.twins:
-            cls.twins[kind, history] = cls.reader.ask("twin", kind, history)
-        return cls.twins[kind, history]
+    def read_digests(self) -> list[Digests]:
+        return [each[1] for each in self.job.ask("digest")]
 
     def kill(self) -> None:
         self.job.kill()
@@ -169,16 +151,13 @@ class Jobs(RuleBasedStateMachine):
 
     has_job = precondition(lambda self: self.job is not None)
 
-    def follow(self, event: str) -> None:
-        self.history += (event,)
-        answers = self.ask("follow", event, count_steps(self.history))
-        assert {each[0] for each in answers} == {"done"}
-
     @has_job
-    @rule(event=st.sampled_from([*STEPS, "freeze", "thaw", "slow", "add"]))
-    def train(self, event: str) -> None:
-        if event != "add" or not has_head(self.history):
-            self.follow(event)
+    @rule()
+    def train(self) -> None:
+        self.step += 1
+        answers = self.job.ask("train", self.step)
+        assert {each[0] for each in answers} == {"done"}
+        self.digests = [each[1] for each in answers]
 
     # Saving
 
@@ -200,8 +179,7 @@ class Jobs(RuleBasedStateMachine):
 
     def note_save(self, score: float | None) -> Saved:
         self.number += 1
-        name = f"step-{count_steps(self.history)}"
-        return Saved(self.number, name, self.history, score)
+        return Saved(self.number, f"step-{self.step}", self.step, self.digests, score)
 
     def add(self, new: Saved) -> list[Saved]:
         """What must be there once ``new`` is."""
@@ -214,24 +192,24 @@ class Jobs(RuleBasedStateMachine):
     def save(self, score: float | None) -> None:
         before = read_tree(self.path) if not self.may_save else None
         if not self.may_save:
-            self.check_refused(self.ask("save", *self.arguments(self.note_save(score))), before)
+            self.check_refused(self.job.ask("save", *self.arguments(self.note_save(score))), before)
             return
         new = self.note_save(score)
-        answers = self.ask("save", *self.arguments(new))
-        assert {each[0] for each in answers} == {"done"}, answers
+        answers = self.job.ask("save", *self.arguments(new))
+        assert answers == [("done", each) for each in self.digests], answers
         self.finish_pending()
         self.pending, self.is_open = new, True
 
     @has_job
-    @rule(event=st.sampled_from(STEPS), scores=st.lists(SCORES, min_size=1, max_size=4))
-    def train_and_save(self, event: str, scores: list[float | None]) -> None:
+    @rule(scores=st.lists(SCORES, min_size=1, max_size=4))
+    def train_and_save(self, scores: list[float | None]) -> None:
         for score in scores:
-            self.follow(event)
+            self.train()
             self.save(score)
         self.wait()
 
     def arguments(self, new: Saved) -> tuple[Any, ...]:
-        return count_steps(new.history), new.number, new.score
+        return new.step, new.number, new.score
 
     def finish_pending(self) -> None:
         if self.pending is not None:
@@ -245,7 +223,7 @@ class Jobs(RuleBasedStateMachine):
     @has_job
     @rule()
     def wait(self) -> None:
-        assert {each[0] for each in self.ask("wait")} == {"done"}
+        assert self.job.ask("wait") == [("done", each) for each in self.digests]
         if self.pending is not None:
             self.finish_pending()
             self.check_names()
@@ -254,7 +232,7 @@ class Jobs(RuleBasedStateMachine):
     @rule()
     def close(self) -> None:
         assert self.job is not None
-        assert {each[0] for each in self.ask("close")} == {"done"}
+        assert {each[0] for each in self.job.ask("close")} == {"done"}
         self.finish_pending()
         self.kill()
         self.check_all()
@@ -295,18 +273,10 @@ class Jobs(RuleBasedStateMachine):
         self.note_set_aside(valid[-1])
 
     def adopt(self, found: Saved, answers: list[tuple[Any, ...]]) -> None:
-        """A checkpoint was restored: the history is its own from now on."""
         assert self.job is not None
         assert {each[1][0] for each in answers} == {found.number}, (answers, found, self.saved)
-        had_head = has_head(self.history)
-        self.history = found.history
-        if find_world(found.history) != self.job.given.world:
-            self.job.ask("seed")
-            self.history += (f"world-{self.job.given.world}",)
-        if has_head(found.history) != had_head:
-            self.history += ("add" if had_head else "leave",)
-        self.job.ask("follow", "freeze" if is_frozen(self.history) else "thaw", 0)
-        self.check_digests([each[1] for each in self.job.ask("digest")])
+        self.step, self.digests = found.step, [each[1][1] for each in answers]
+        check_digests(self.digests, found)
 
     def note_set_aside(self, restored: Saved) -> None:
         """Those that were found to be damaged have gone."""
@@ -326,7 +296,7 @@ class Jobs(RuleBasedStateMachine):
         if not self.saved:
             return
         wanted = self.saved[place % len(self.saved)]
-        answers = self.ask("restore", str(self.path / wanted.name), None)
+        answers = self.job.ask("restore", str(self.path / wanted.name), None)
         if wanted.damage:
             assert {each[:2] for each in answers} == {("error", "CheckpointError")}, answers
         else:
@@ -462,7 +432,7 @@ class Jobs(RuleBasedStateMachine):
         assert self.has_failed or not leftover, leftover
 
     def read_all(self) -> dict[str, tuple[Any, Any]]:
-        """The number and digest of each checkpoint, as another training reads it."""
+        """The number and digests of each checkpoint, as another training reads it."""
         names = self.list_names()
         given = self.describe(directory=str(self.folder / "other"))
         before = read_tree(self.path) if names else {}
@@ -474,16 +444,12 @@ class Jobs(RuleBasedStateMachine):
         """Each checkpoint that must be there can be restored."""
         found = self.read_all()
         for each in self.saved:
-            number, digest = found[each.name]
+            number, digests = found[each.name]
             if each.damage:
-                assert number == "CheckpointError", (each, number, digest)
+                assert number == "CheckpointError", (each, number, digests)
                 continue
-            history = each.history
-            if has_head(history):
-                history += ("leave",)
-            if find_world(history) != 1:
-                history += ("world-1",)
-            assert (number, digest) == (each.number, self.compute(self.kind, history)[0]), each
+            assert number == each.number, each
+            check_digests([digests], each)
 
 
 MANY = pytest.param(1000, 40, marks=(pytest.mark.long, pytest.mark.timeout(3600)))
@@ -496,7 +462,7 @@ def test_what_was_saved_is_there_whatever_happens(examples: int, steps: int) -> 
         closing(Server(Path(folder))) as server,
     ):
         server.wait()
-        Jobs.server, Jobs.reader, Jobs.twins = server, Process(server), {}
+        Jobs.server, Jobs.reader = server, Process(server)
         try:
             run_state_machine_as_test(
                 Jobs,

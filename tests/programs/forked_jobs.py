@@ -9,8 +9,9 @@ torch is imported once, so that a rank is there in milliseconds, and can be kill
 from __future__ import annotations
 
 import contextlib
-import copy
+import hashlib
 import os
+import random
 import resource
 import select
 import signal
@@ -22,19 +23,23 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch._dynamo
 import torch.distributed as dist
+from torch import nn
 
 import mpiddp
-from histories import HEAD, OPTIMIZERS, STEPS, Gradients, History, Trainee, Twin
-from mpiddp.checkpoints.optimizer_state import OptimizerState
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage.directory import CheckpointSource
 from mpiddp.training.data.seeding import seed_generators
 
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9, nesterov=True),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, 0.02, amsgrad=True),
+}
 READS = frozenset(
     ("read", "readinto", "readall", "lstat", "stat", "fstat", "listdir", "scandir", "open")
 )
@@ -104,6 +109,9 @@ def _is_of_files(frame: Any, function: Any, names: frozenset[str]) -> bool:
     return str(frame.f_locals.get("mode", "")).startswith("r")
 
 
+Digests: TypeAlias = tuple[str, str]
+
+
 @dataclass(frozen=True)
 class Rank:
     """What a rank is told when it begins."""
@@ -115,7 +123,6 @@ class Rank:
     run: str
     attempt: str
     keep: int
-    has_head: bool
     rank: int = 0
     world: int = 1
     store: str = ""
@@ -127,61 +134,55 @@ class Job:
         if given.world > 1:
             store = dist.FileStore(given.store, given.world)
             dist.init_process_group("gloo", store=store, rank=given.rank, world_size=given.world)
-        self._world = given.world
-        self._trainee = Trainee(given.kind, given.rank, has_head=given.has_head)
-        self._states = OptimizerState(self._trainee.optimizer, {"": self._trainee.net})
+        torch.manual_seed(3)
+        self._net = nn.Sequential(
+            nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3)
+        )
+        self._optimizer = OPTIMIZERS[given.kind](self._net.parameters())
+        self._given = given
         self._checkpointer = mpiddp.Checkpointer(
-            given.directory, self._trainee.net, self._states, keep=given.keep,
+            given.directory, self._net, self._optimizer, keep=given.keep,
             source=CheckpointSource(given.run, given.attempt),
         )  # fmt: skip
+        seed_generators(100 + given.rank)
 
-    def follow(self, event: str, step: int) -> str:
-        """Make an event of the history; returns the digest afterwards."""
-        trainee = self._trainee
-        if event in STEPS:
-            trainee.apply(self._exchange(trainee.find_gradients(event, step)))
-        elif event == "add":
-            trainee.add_head()
-        elif event == "slow":
-            trainee.slow_down()
-        else:
-            trainee.freeze(event == "freeze")
+    def train(self, step: int) -> Digests:
+        data = torch.Generator().manual_seed(1000 * step + self._given.rank)
+        factor = 1 + random.random() + float(np.random.rand())
+        self._optimizer.zero_grad()
+        outputs = self._net(factor * torch.randn(5, 4, generator=data))
+        torch.autograd.backward(outputs.square().mean())
+        for each in self._net.parameters() if self._given.world > 1 else ():
+            dist.all_reduce(each.grad)
+        self._optimizer.step()
         return self.digest()
 
-    def _exchange(self, own: Gradients) -> list[Gradients]:
-        if self._world == 1:
-            return [own]
-        found: list[Any] = [None] * self._world
-        dist.all_gather_object(found, own)
-        return found
+    def digest(self) -> Digests:
+        """Of model and optimizer, and of the generators."""
+        states = self._net.state_dict(), self._optimizer.state_dict()
+        kinds = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        return _digest(states), _digest(kinds)
 
-    def digest(self) -> str:
-        return self._trainee.digest(self._states.state_dict()["state"])
-
-    def seed(self) -> None:
-        """As scripts do at their beginning."""
-        seed_generators(100 + self._trainee.rank)
-
-    def save(self, step: int, number: int, score: float | None) -> str:
+    def save(self, step: int, number: int, score: float | None) -> Digests:
         note = {"number": number, "some": [None, True, 0.1 * number, "é"], "map": {3: {}}}
         tensors = torch.arange(number % 7) / 3
         self._checkpointer.save(step, score=score, number=number, note=note, tensors=tensors)
         return self.digest()
 
-    def wait(self) -> str:
+    def wait(self) -> Digests:
         self._checkpointer.wait()
         return self.digest()
 
     def save_and_wait(
         self, trap: Trap | None, limit: int | None, step: int, number: int, score: float | None
-    ) -> str:
+    ) -> Digests:
         """``limit``: bytes after which no file can grow."""
         with set_trap(trap), _limit_files(limit):
             self.save(step, number, score)
             return self.wait()
 
     def restore(self, path: str | None, trap: Trap | None) -> Any:
-        """The number of the save and the digest now; None if there is no checkpoint."""
+        """The number of the save and the digests now; None if there is no checkpoint."""
         with set_trap(trap):
             state = self._checkpointer.restore(path)
         if state is None:
@@ -210,24 +211,22 @@ def _limit_files(limit: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def follow_twin(twins: dict[tuple[Any, ...], Twin], kind: str, history: History) -> list[str]:
-    """Digests of a training that nobody interrupted; ``twins``: as they were on the way."""
-    length = len(history)
-    while length and (kind, *history[:length]) not in twins:
-        length -= 1
-    twin = copy.deepcopy(twins[kind, *history[:length]]) if length else Twin(kind)
-    for place in range(length, len(history)):
-        twin.follow(history[place])
-        twins[kind, *history[: place + 1]] = copy.deepcopy(twin)
-    return twin.digest()
+def _digest(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        value = f"{value.dtype} {value.tolist()}"
+    elif isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, dict):
+        value = [(key, _digest(value[key])) for key in sorted(value)]
+    elif isinstance(value, list | tuple):
+        value = list(map(_digest, value))
+    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def read_all(given: Rank, paths: list[str]) -> list[Any]:
-    """The number and digest of each checkpoint, or the error's name and text."""
+    """The number and digests of each checkpoint, or the error's name and text."""
     job, found = Job(given), list[Any]()
     for path in paths:
-        # A checkpoint of more ranks leaves them as they are.
-        job.seed()
         try:
             found.append(job.restore(path, None))
         except mpiddp.MpiddpError as error:
@@ -239,15 +238,12 @@ def read_all(given: Rank, paths: list[str]) -> list[Any]:
 def serve(connection: Connection) -> None:
     connection.send(os.getpid())
     job: Any = None
-    twins: dict[tuple[Any, ...], Twin] = {}
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             name, arguments = connection.recv()
             try:
                 if name == "begin":
                     job, value = Job(*arguments), None
-                elif name == "twin":
-                    value = follow_twin(twins, *arguments)
                 elif name == "read_all":
                     value = read_all(*arguments)
                 else:
@@ -265,8 +261,8 @@ def warm_up() -> None:
     """Import and compile what each rank would have to, before there are any."""
     with tempfile.TemporaryDirectory() as folder:
         for kind in OPTIMIZERS:
-            job = Job(Rank(f"{folder}/{kind}", kind, "a", "a", 1, has_head=True))
-            job.follow(HEAD, 1)
+            job = Job(Rank(f"{folder}/{kind}", kind, "a", "a", 1))
+            job.train(1)
             job.save_and_wait(None, None, 1, 1, None)
             job.restore(None, None)
             job.close()
