@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import threading
 from collections.abc import Callable
@@ -12,12 +13,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.planner import WriteItemType
 
 import checkpointed
+import launchers
 import mpiddp
 from mpiddp.checkpoints.storage import directory as directories
+from mpiddp.checkpoints.storage import unpickling
 from mpiddp.checkpoints.storage.manifest import list_checkpoints
-from mpiddp.errors import CheckpointError, ConfigurationError
+from mpiddp.errors import ConfigurationError
 from mpiddp.process.background import LastingCall
 from pool import Pools
 from saves import list_names
@@ -83,6 +87,47 @@ def test_all_ranks_hear_of_a_save_that_cannot_be_planned(pool: Pools, tmp_path: 
         )
         assert said[0] == said[1] and f"{text}; the older" in said[0]
         assert {path.name for path in tmp_path.iterdir()} == {"lock", "owner.json"}
+
+
+# Small collective calls over Gloo
+
+
+class Fetched:
+    """Pickled as early releases of Python 3.11 pickle the member of an enumeration."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.arguments
+
+
+def test_members_of_enumerations_are_found_and_nothing_else() -> None:
+    member = pickle.dumps(Fetched(WriteItemType, "SHARD"))
+    assert unpickling.load(member) is WriteItemType.SHARD
+    for arguments in ((WriteItemType, "mro"), (WriteItemType.SHARD, "name"), (Path, "mkdir")):
+        with pytest.raises(unpickling.ForbiddenError):
+            unpickling.load(pickle.dumps(Fetched(*arguments)))
+
+
+@pytest.mark.mpi
+def test_values_come_back_and_nothing_in_them_is_run(pool: Pools, tmp_path: Path) -> None:
+    found = pool("openmpi", 3).call(checkpointed.exchange, tmp_path).values
+    assert [each["gather"] for each in found] == [[0, 1, 2]] * 3
+    assert [each["collect"] for each in found] == [[0, 1000, 2000], [], []]
+    assert [each["scatter"] for each in found] == ["a", None, (3, 4.5)]
+    assert [each["broadcast"] for each in found] == [0] * 3
+    # What its own rank unpickles, too; rank 0 keeps what it broadcasts.
+    assert [each["refused"] for each in found] == [
+        ["posix.mkdir", "posix.mkdir", "posix.mkdir", None],
+        ["posix.mkdir", None, "posix.mkdir", "posix.mkdir"],
+        ["posix.mkdir", None, "posix.mkdir", "posix.mkdir"],
+    ]
+    assert not list(tmp_path.iterdir())
+    assert not any("late" in each for each in found)
+
+
+# Scripts
 
 
 @pytest.mark.mpi
@@ -228,20 +273,54 @@ def test_a_closed_one_refuses_every_call(tmp_path: Path) -> None:
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1"]
 
 
-def test_a_buffer_of_another_length_is_refused(tmp_path: Path) -> None:
-    for size in (3, 1):
-        model = torch.nn.Linear(2, 2)
-        model.register_buffer("seen", torch.arange(size), persistent=False)
-        with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
-            if size == 3:
-                checkpointer.save(1)
-            else:
-                with pytest.raises(CheckpointError, match=r"fit: .*\b(size|shape)\b"):
-                    checkpointer.restore()
-
-
 @pytest.mark.parametrize("name", ["buffers", "random", "values"])
 def test_a_name_that_each_checkpoint_uses_is_refused(name: str, tmp_path: Path) -> None:
     more: Any = {name: torch.nn.Linear(2, 2)}
     with pytest.raises(ConfigurationError, match=f"^{name}: "):
         mpiddp.Checkpointer(tmp_path, torch.nn.Linear(3, 2), **more)
+
+
+# Scripts that leave while their last checkpoint is being written
+
+
+PROGRAM = launchers.PROGRAMS / "leaving.py"
+CODES = {"end": 0, "forgotten": 0, "exit": 0, "failing": 1}
+"""Exit codes by the way in which a script leaves."""
+
+
+def check(folder: Path) -> None:
+    assert [path.name for path in list_checkpoints(folder)] == ["step-7"]
+    assert not list(folder.glob("*.partial"))
+
+
+def test_the_last_checkpoint_of_one_process_is_finished(tmp_path: Path) -> None:
+    ways = ",".join([*CODES, "late"])
+    done = launchers.run_python(PROGRAM, tmp_path, ways, timeout=160).expect(0)
+    assert done.stdout.startswith("".join(f"leaves\n{way}: {CODES[way]}\n" for way in CODES))
+    for way in CODES:
+        check(tmp_path / way)
+    # What is waited for for long is said, and a failure, too.
+    told = "mpiddp: the program ends: waiting up to 300 s for the checkpoint of step 7"
+    assert told in done.stderr
+    assert "mpiddp: the checkpoint of step 7 failed: a checkpoint in " in done.stderr
+    assert list_checkpoints(tmp_path / "late") == []
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [
+        ("group", 0),
+        pytest.param("preempted", 75, marks=pytest.mark.long),
+        pytest.param("full", 1, marks=pytest.mark.long),
+    ],
+)
+def test_the_last_checkpoint_of_two_ranks_is_finished(way: str, code: int, tmp_path: Path) -> None:
+    words = ["-m", "mpiddp", str(PROGRAM), str(tmp_path / "c"), way]
+    result = launchers.run("openmpi", 2, words, timeout=160, cwd=tmp_path).expect(code)
+    assert result.stdout.count("leaves") == 2
+    if way == "full":
+        assert "No space left on device" in result.output
+        assert list_checkpoints(tmp_path / "c") == []
+    else:
+        check(tmp_path / "c")

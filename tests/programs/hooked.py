@@ -53,51 +53,25 @@ def train(rank: int, synchronization: Synchronization | None) -> tuple[torch.Ten
     return flat, {"shared": sorted(shared), "overlaps": len(overlaps)}
 
 
-def find_differences(
-    take_steps: Callable[[dict[str, Any] | None], list[torch.Tensor]], ways: list[dict[str, Any]]
-) -> list[float]:
-    """The greatest ones of what each way leads to from what plain DDP leads to."""
-    plain = take_steps(None)
-    return [
-        max(float((one - other).abs().max()) for one, other in zip(plain, found, strict=True))
-        for found in map(take_steps, ways)
-    ]
+def join_early(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[float]:
+    """Rank 0 has one step, the others have all; how far each way leads from plain DDP."""
+    rank = session.world.rank
 
-
-def train_ordinary(session: mpiddp.Session, options: list[dict[str, Any]]) -> list[float]:
-    """An ordinary loop over DDP; how far its gradients are from plain DDP's with each option."""
-
-    def take_steps(way: dict[str, Any] | None) -> list[torch.Tensor]:
+    def train_uneven(way: dict[str, Any] | None) -> torch.Tensor:
         model = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MEGABYTES)
         if way is not None:
             assert register_comm_hook(model, **way) is model
-        samples = torch.Generator().manual_seed(session.world.rank)
-        for step in range(STEPS):
-            model.zero_grad(set_to_none=step % 2 == 0)
-            model(torch.randn(9, 40, generator=samples)).square().mean().backward()
-        return [parameter.grad.clone() for parameter in model.parameters()]
-
-    return find_differences(take_steps, options)
-
-
-def join_early(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[float]:
-    """Rank 0 has one step, the others have all; how far parameters are from plain DDP's."""
-    rank = session.world.rank
-
-    def take_steps(way: dict[str, Any] | None) -> list[torch.Tensor]:
-        model = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MEGABYTES)
-        if way is not None:
-            register_comm_hook(model, **way)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         samples = torch.Generator().manual_seed(rank)
         with model.join():
-            for _ in range(STEPS if rank > 0 else 1):
-                optimizer.zero_grad()
+            for step in range(STEPS if rank > 0 else 1):
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
                 model(torch.randn(9, 40, generator=samples)).square().mean().backward()
                 optimizer.step()
-        return [parameter.detach().clone() for parameter in model.parameters()]
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
 
-    return find_differences(take_steps, ways)
+    plain = train_uneven(None)
+    return [float((train_uneven(way) - plain).abs().max()) for way in ways]
 
 
 def refuse(session: mpiddp.Session) -> list[str]:

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import hooked
 import launchers
@@ -17,12 +15,8 @@ from crews import Crew
 from mpiddp.collectives import MPI
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.tuning import Range, Tuning
-from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.options import Options
-from mpiddp.launch.startup import start
 from mpiddp.schedules.registry import names
-from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
+from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization
 
 ROUNDING = 2e-6
 """Of float32, added up in another order over some steps, relative to the largest parameter."""
@@ -67,12 +61,11 @@ def test_gradients_travel_in_a_narrower_type(pool):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("train", [hooked.train_ordinary, hooked.join_early])
-def test_one_line_in_an_ordinary_script_changes_nothing(train, pool):
+def test_one_line_in_an_ordinary_script_changes_nothing(pool):
     """Also if a rank has joined, which counts with zeros."""
     ways = [{}, {"overlap": True}, {"algorithm": "ring", "transport": "mpi"}]
     narrow = {"wire_dtype": torch.bfloat16}
-    for *same, rounded in pool("openmpi", 2).call(train, [*ways, narrow]).values:
+    for *same, rounded in pool("openmpi", 2).call(hooked.join_early, [*ways, narrow]).values:
         # Two numbers are added in one order only, so that all bits are the same.
         assert same == [0.0] * 3
         assert 0 < rounded < 1e-3
@@ -96,39 +89,6 @@ def test_an_algorithm_that_makes_another_schedule_on_each_rank_is_refused(pool):
     """All messages would have the same lengths, and sums would be wrong in silence."""
     for said in pool("openmpi", 2).call(hooked.differ).values:
         assert said.startswith("the schedule of drawn must be the same on all ranks, but it d")
-
-
-@pytest.fixture
-def model():
-    """DDP on the only rank of a session."""
-    with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()):
-        yield DistributedDataParallel(nn.Linear(5, 3), gradient_as_bucket_view=True)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "dtype"), [("auto", torch.bfloat16), ("ring", torch.float32)]
-)
-def test_a_rank_alone_has_its_own_gradients_rounded_or_not(model, algorithm, dtype):
-    attach(Synchronization(algorithm, wire_dtype=dtype, overlap=True), model)
-    features = torch.ones(4, 5) / 3
-    torch.autograd.backward(model(features).sum())
-    rounded = (4 * features[0]).to(dtype).float()
-    assert torch.equal(model.module.weight.grad, rounded.expand(3, 5))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "on_gpu", "transport", "message"),
-    [
-        ([0, 1], False, "shared-memory", "not possible here: the ranks are on several nodes"),
-        ([0, 0], True, "mpi", "works on CPU memory, but the tensor is on a GPU: use torch"),
-    ],
-)
-def test_a_transport_that_is_not_possible_is_refused_before_the_first_step(
-    nodes, on_gpu, transport, message
-):
-    communicator = Crew(nodes).communicators[0]
-    with pytest.raises(ConfigurationError, match=message):
-        ScheduleHook(Synchronization("ring", transport), communicator, on_gpu=on_gpu)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,8 @@ def test_only_workers_are_counted_where_servers_are_dedicated(pool, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([*SERVED, "--servers", "3"], "3 servers need as many ranks, found 2"),
+        ([*SERVED, "--servers=3"], "3 servers need as many ranks, found 2: "),
+        ([*SERVED, "--servers=2", "--server-placement=dedicated"], "2 dedicated servers leave no"),
         ([*SERVED, "--server-placement=dedicated", "--straggler=1=3"], "rank 1 computes nothing"),
         (["--sync", "central"], "central leaves out the buffers of 1 of 2 ranks"),
     ],
