@@ -20,7 +20,7 @@ import launchers
 import served
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.parameter_server import serving
-from mpiddp.sync.parameter_server.server import Server, UpdateRule
+from mpiddp.sync.parameter_server.server import Server, UpdateRule, load_optimizer_state
 from mpiddp.sync.parameter_server.serving import assign_roles
 from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
@@ -315,3 +315,15 @@ def test_time_in_which_nobody_could_look_does_not_count():
     assert clock.watch.find_lost() == []
     assert clock.pass_until(1008.5) == []
     assert clock.pass_until(1009.5) == [1, 2]
+
+
+def test_moments_are_loaded_from_a_checkpoint_and_options_stay() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.tensor([1.0, 2.0, 3.0])
+    before = torch.optim.SGD([parameter], 0.1, 0.9, weight_decay=0.0, fused=True)
+    before.step()
+    after = torch.optim.SGD([parameter], 0.1, 0.5, weight_decay=0.2, foreach=True)
+    load_optimizer_state(after, before.state_dict())
+    assert torch.equal(after.state[parameter]["momentum_buffer"], parameter.grad)
+    (group,) = after.param_groups
+    assert [group[name] for name in ("momentum", "weight_decay", "fused")] == [0.5, 0.2, None]
