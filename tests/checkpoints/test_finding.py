@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -424,6 +425,7 @@ def test_another_format_is_no_damage(folder: Path) -> None:
 @pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_whatever_call_is_cut_off_a_whole_checkpoint_is_there(stride: int, tmp_path: Path) -> None:
     program = launchers.PROGRAMS / "cut_calls.py"
-    done = launchers.run_python(program, tmp_path, stride, timeout=1600 / stride).expect(0)
+    env = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = launchers.run_python(program, tmp_path, stride, timeout=1600 / stride, env=env).expect(0)
     counts = [int(line.partition(": ")[2]) for line in done.stdout.splitlines()]
     assert len(counts) == 8 and min(counts) > 2

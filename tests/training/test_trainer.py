@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -11,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from test_metrics import TIMES
-from torch import nn
 
 import launchers
 import trainings
@@ -21,14 +18,9 @@ from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.process.outcome import read_outcome
-from mpiddp.training.data.data_sets import load
-from mpiddp.training.data.samples import Batch
-from mpiddp.training.evaluation import evaluate
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.records.history import STAGES
 from mpiddp.training.records.metrics import Row
-from mpiddp.training.task import models
-from mpiddp.training.task.task import Task
 from mpiddp.training.trainer import train
 from pool import Pools
 from trainings import read_rows
@@ -112,25 +104,6 @@ def test_training_that_diverges_is_an_error(configuration: Configuration, sessio
     with pytest.raises(MpiddpError, match=r"finite .* in step \d.*--learning-rate") as caught:
         run(replace(configuration, learning_rate=1e30), session)
     assert caught.value.exit_code == 1
-
-
-def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Session) -> None:
-    data = load(Configuration(data="digits"))
-    torch.manual_seed(0)
-    model = models.build("mlp", data.shape, data.classes)
-    features, labels = torch.from_numpy(data.test.features), torch.from_numpy(data.test.labels)
-    with torch.no_grad():
-        outputs = model(features)
-    loss = nn.functional.cross_entropy(outputs, labels).item()
-    accuracy = (outputs.argmax(dim=1) == labels).double().mean().item()
-    for size in (1, 7, len(labels)):
-        batches = [
-            Batch(*each) for each in zip(features.split(size), labels.split(size), strict=True)
-        ]
-        average = evaluate(Task(), model, batches, torch.device("cpu"))
-        assert average.samples == len(labels)
-        assert average.metrics == {"accuracy": accuracy}
-        assert math.isclose(average.loss, loss, rel_tol=1e-6)
 
 
 # In real jobs
@@ -219,14 +192,6 @@ def test_two_ranks_share_out_the_samples_of_one(pool: Pools, tmp_path: Path) -> 
             for name in ("loss", "accuracy", "test_loss"):
                 assert two[name] == pytest.approx(one[name], rel=1e-4), (count, way)
     assert read_rows(tmp_path / "runs/drop")[-1]["step"] == 2 * (163 // 16)
-
-
-@pytest.mark.mpi
-def test_more_ranks_than_test_samples(pool: Pools, tmp_path: Path) -> None:
-    options = ["--data", "toy", "--samples", "10", "--batch-size", "2", "--name", "few"]
-    pool("openmpi", 3).call(trainings.run, options, cwd=tmp_path)
-    # Two test samples for three ranks: each counted once, the accuracy is a half.
-    assert read_rows(tmp_path / "runs" / "few")[-1]["test_accuracy"] in (0, 0.5, 1)
 
 
 BAD = {
