@@ -10,7 +10,6 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -235,10 +234,7 @@ def test_a_write_that_fails_leaves_the_older_ones(tmp_path, monkeypatch):
     )
     assert re.fullmatch(said, str(caught.value))
     assert list_names(tmp_path) == ["step-1"]
-    find_demanded(tmp_path / "step-1", RankGroup())
-    directory.start(3, STATE)
-    directory.wait()
-    assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-3", "step-1"]
+    directory.close()
 
 
 def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
@@ -381,26 +377,11 @@ def test_what_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, capsys)
             directory.wait()
         (line,) = capsys.readouterr().err.splitlines()
         assert "Directory not empty: it stays there, and saves go on" in line
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "rename", refuse_old(Path.rename))
-            directory.start(4, STATE)
-            directory.wait()
-        assert capsys.readouterr().err == ""
     found = find_newest(tmp_path, RankGroup())
-    assert found.newest is not None and found.newest.path.name == "step-4"
-    assert {"step-3", "step-4"} <= set(list_names(tmp_path))
+    assert found.newest is not None and found.newest.path.name == "step-3"
     # The next attempt removes it.
     write(tmp_path, 5, keep=1)
     assert list_names(tmp_path) == ["step-5"]
-
-
-def refuse_old(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
-    def call(path: Path, target: Path) -> Path:
-        if path.name == "step-3":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return rename(path, target)
-
-    return call
 
 
 def test_a_checkpoint_whose_name_may_not_last_is_older_than_the_next(tmp_path, monkeypatch):

@@ -24,8 +24,7 @@ import mpiddp
 import stale
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
-from mpiddp.checkpoints.storage import shards
-from mpiddp.checkpoints.storage.finding import find_demanded, find_newest, read_together
+from mpiddp.checkpoints.storage.finding import find_demanded, find_newest
 from mpiddp.checkpoints.storage.manifest import MANIFEST, DamageError, File
 from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import read_metadata, read_shards
@@ -299,22 +298,6 @@ def test_a_directory_is_opened_and_locked_though_a_read_fails(
         fail(patch, place, name, 1, number)
         directory.open(survey)
     directory.close()
-
-
-def test_tensors_that_cannot_be_read_are_tried_again(folder, monkeypatch, clock):
-    found = find_newest(folder, RankGroup()).newest
-
-    def read() -> int:
-        return int(read_shards(found.path, "")["step"])
-
-    with monkeypatch.context() as patch:
-        fail(patch, shards.FileSystemReader, "read_data", 2)
-        assert read_together(found, RankGroup(), read) == 2
-        fail(patch, shards.FileSystemReader, "read_data", math.inf)
-        with pytest.raises(StorageError, match="Stale file handle"):
-            read_together(found, RankGroup(), read)
-    with pytest.raises(CheckpointError, match="does not fit: KeyError: 'no'; go on with"):
-        read_together(found, RankGroup(), lambda: {}["no"])
 
 
 def test_what_fails_now_and_then_is_read_however_long_that_takes(

@@ -160,7 +160,6 @@ def train(
         with mpiddp.Checkpointer(folder / f"{kind}-{name}", model, optimizer) as checkpointer:
             take_steps(model, optimizer, 0, CUT, rank)
             checkpointer.save(CUT)
-            keep_whole(model, optimizer, folder / f"{kind}-{name}.pt", rank)
             take_steps(model, optimizer, CUT, STEPS, rank)
         whole = read(model, optimizer)
         model, optimizer = make(kind, name, parallel)
@@ -169,43 +168,6 @@ def train(
         take_steps(model, optimizer, CUT, STEPS, rank)
         found.append((whole, read(model, optimizer)))
     return found
-
-
-def keep_whole(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, rank: int) -> None:
-    """As torch keeps it, for one rank."""
-    module = find_module(model)
-    weights = {name: whole(each) for name, each in module.state_dict().items()}
-    states = {
-        name: {key: whole(each) for key, each in optimizer.state.get(parameter, {}).items()}
-        for name, parameter in module.named_parameters()
-    }
-    if rank == 0:
-        torch.save({"weights": weights, "states": states}, path)
-
-
-def whole(tensor: Any) -> torch.Tensor:
-    """Collective if it is sharded."""
-    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found.detach().as_subclass(torch.Tensor).clone()
-
-
-def go_on_alone(folder: Path, kind: str, name: str) -> tuple[Bits, Bits]:
-    """What one process ends with, after it has read what ``keep_whole`` kept, and a checkpoint."""
-    kept = torch.load(folder / f"{kind}-{name}.pt", weights_only=True)
-    model, optimizer = make(kind, name, "alone")
-    model.load_state_dict(kept["weights"])
-    for key, parameter in model.named_parameters():
-        optimizer.state[parameter] = {
-            each: torch.empty_like(parameter).copy_(value) if value.dim() else value
-            for each, value in kept["states"][key].items()
-        }
-    take_steps(model, optimizer, CUT, STEPS)
-    whole = read(model, optimizer)
-    model, optimizer = make(kind, name, "alone")
-    with mpiddp.Checkpointer(folder / "again", model, optimizer) as checkpointer:
-        checkpointer.restore(folder / f"{kind}-{name}")
-    take_steps(model, optimizer, CUT, STEPS)
-    return whole, read(model, optimizer)
 
 
 def resume_two(session: mpiddp.Session, folder: Path) -> tuple[Bits, Bits, str]:

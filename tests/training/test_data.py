@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,9 @@ import data_files
 import reading
 from launchers import ROOT, run_python
 from mpiddp.errors import ConfigurationError
-from mpiddp.training.data import device_data, vision
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.session import Session
+from mpiddp.training.data import device_data
 from mpiddp.training.data.batches import Cut, make_evaluation_batches, make_training_batches
 from mpiddp.training.data.data_sets import DataSet, Split, load
 from mpiddp.training.data.device_data import DeviceSplit, fits, move, place
@@ -31,7 +32,7 @@ from mpiddp.training.options.config import Configuration
 from mpiddp.training.options.groups.registry import DATASETS, MODELS
 from mpiddp.training.task.loading import read_first
 from mpiddp.training.task.models import build
-from mpiddp.training.task.task import cross_entropy
+from mpiddp.training.trainer import train
 
 
 @pytest.fixture(params=sorted(DATASETS))
@@ -103,7 +104,7 @@ def test_samples_that_make_no_batch_are_refused(samples: list[Any], message: str
         read_first(Samples(samples), 2, session)
 
 
-# ---- on a device --------------------------------------------------------------------------------
+# ---- on a device -------------------------------------------------------------------------------
 
 
 COUNT = 25
@@ -164,7 +165,7 @@ def test_only_what_fits_a_gpu_is_moved(images: Split, monkeypatch: pytest.Monkey
     assert place(images, GPU) is images
 
 
-# ---- text, and the model that predicts it -------------------------------------------------------
+# ---- text, and the model that predicts it ------------------------------------------------------
 
 
 def test_the_target_of_each_byte_is_the_next_one(tmp_path: Path) -> None:
@@ -204,31 +205,16 @@ def test_the_transformer_sees_no_later_byte() -> None:
         build("transformer", (1, 8, 8), 10)
 
 
-def train(data: DataSet, steps: int, length: int) -> float:
-    """The test loss after so many steps."""
-    torch.manual_seed(0)
-    model = build("transformer", data.shape, data.classes)
-    samples = Samples(data.train)
-    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
-    for step in range(steps):
-        places = [(length * step + each) % len(data.train) for each in range(length)]
-        inputs, targets, _ = samples.read(Key(1, places))
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-    inputs, targets, _ = Samples(data.test).read(Key(0, list(range(len(data.test)))))
-    with torch.no_grad():
-        return cross_entropy(model(inputs), targets).item()
-
-
-def test_the_transformer_learns_what_follows(tmp_path: Path) -> None:
+def test_the_transformer_learns_what_follows(session: Session, tmp_path: Path) -> None:
     (tmp_path / "cycle").write_bytes(bytes(np.random.default_rng(0).permutation(20).tolist()) * 100)
-    data = load(Configuration(data="text", text=tmp_path / "cycle", context=16))
+    options: dict[str, Any] = {"text": tmp_path / "cycle", "context": 16, "batch_size": 8}
+    configuration = Configuration(data="text", epochs=6, runs_dir=tmp_path, **options).resolve()
     # A model that does not look at the bytes before has a loss of log(20).
-    assert train(data, steps=60, length=8) < math.log(20) / 2
+    row = train(configuration, session, FailureHandler())
+    assert row.test_loss is not None and row.test_loss < math.log(20) / 2
 
 
-# ---- models --------------------------------------------------------------------------------------
+# ---- models -------------------------------------------------------------------------------------
 
 
 IMAGE_MODELS = sorted(set(MODELS) - {"transformer", "resnet50"})
@@ -270,13 +256,6 @@ def test_the_mlp_for_toy_data_goes_from_10_over_50_to_2() -> None:
     assert shapes == [(50, 10), (50,), (2, 50), (2,)]
 
 
-@pytest.mark.parametrize("name", ["convnet", "resnet18"])
-@pytest.mark.parametrize("shape", [(8, 8), (1, 3, 8), (1, 8, 3)], ids=str)
-def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} expects images"):
-        build(name, shape, 10)
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "parameters"),
     # torchvision's documentation; the one for CIFAR-10 as in many works that train it.
@@ -291,19 +270,7 @@ def test_a_resnet_has_the_known_number_of_parameters(name, shape, classes, param
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
-# ---- torchvision beside a torch that its wheel was not built for --------------------------------
-
-
-def test_models_and_transforms_can_be_used_whatever_torch_it_is():
-    found = vision.import_torchvision()
-    assert found is vision.import_torchvision() is sys.modules["torchvision"]
-    from torchvision.models import resnet18
-    from torchvision.transforms import v2
-
-    # As torchvision's documentation has it.
-    assert sum(each.numel() for each in resnet18().parameters()) == 11689512
-    images = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
-    assert v2.functional.horizontal_flip(images).shape == images.shape
+# ---- torchvision beside a torch that its wheel was not built for -------------------------------
 
 
 def test_the_trainer_needs_it_for_what_is_of_it_alone(tmp_path):

@@ -193,7 +193,7 @@ def test_the_digest_of_a_folder_sees_names_sizes_and_first_bytes(tmp_path: Path)
     assert len(set(digests)) == 4
 
 
-# ---- fetched from a server on this machine ------------------------------------------------------
+# ---- fetched from a server on this machine -----------------------------------------------------
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ from mpiddp.training.records.metrics import (
     Totals,
     describe_end,
     describe_epoch,
-    describe_staleness,
     describe_start,
 )
 from mpiddp.training.records.metrics_file import MetricsFile, read_last_row
@@ -174,14 +173,6 @@ def test_metrics_have_whole_rows_and_lose_none(tmp_path: Path) -> None:
     assert path.read_text() == 4 * before
 
 
-def test_the_line_of_staleness() -> None:
-    assert describe_staleness({0: 6, 1: 1, 3: 1}) == (
-        "Staleness, in updates: mean 0.50, at most 3 (0: 75.0%, 1: 12.5%, 3: 12.5%)"
-    )
-    line = describe_staleness(dict.fromkeys(range(8), 1))
-    assert "at most 7" in line and line.endswith("5: 12.5%, 2 more)")
-
-
 @pytest.mark.parametrize(
     ("device", "nodes", "first", "product"),
     [
@@ -203,7 +194,7 @@ def test_the_first_lines(device: str, nodes: list[int], first: str, product: str
     )
 
 
-# ---- the log of each rank -----------------------------------------------------------------------
+# ---- the log of each rank ----------------------------------------------------------------------
 
 
 def test_a_log_is_appended_to(tmp_path: Path) -> None:
@@ -222,7 +213,7 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     assert len(warnings) == 1 and "could not be written" in warnings[0]
 
 
-# ---- what interfaces count ----------------------------------------------------------------------
+# ---- what interfaces count ---------------------------------------------------------------------
 
 
 def test_infiniband_counts_in_four_octets(tmp_path: Path) -> None:
@@ -267,7 +258,7 @@ def test_ranks_are_joined_by_their_node() -> None:
     assert add_costs(ROW, [replace(ranks[0], network=None)]).network is None
 
 
-# ---- which rank the others wait for -------------------------------------------------------------
+# ---- which rank the others wait for ------------------------------------------------------------
 
 
 STEPS = 100
@@ -299,10 +290,7 @@ def test_nobody_is_named_for_little() -> None:
     assert describe_slow_rank([make_rank()]) is None
     quick = make_rank(forward=SHORTEST / 2, waited=1.0)
     assert describe_slow_rank([quick, make_rank(forward=SHORTEST)]) is None
-
-
-def test_a_busy_rank_that_waits_holds_nobody_up() -> None:
-    """Its work takes long, but it is done before the others': what they wait for is another."""
+    # A rank's work takes long, but is done before the others': what they wait for is another.
     assert describe_slow_rank([make_rank(waited=0.0), make_rank(forward=3.0, waited=1.0)]) is None
 
 
@@ -325,7 +313,7 @@ def test_workers_that_took_different_numbers_of_steps_are_compared_by_step(steps
     assert re.match(rf"Straggler: rank {slow} on node1 takes 3.0 times", line)
 
 
-# ---- traces of steps -----------------------------------------------------------------------------
+# ---- traces of steps ----------------------------------------------------------------------------
 
 
 TOY = ["--data", "toy", "--samples", "400", "--epochs", "1"]
@@ -391,7 +379,7 @@ def test_rank_0_is_meant_where_no_rank_is_named(words: list[str]) -> None:
     assert parse(["--profile", "1", *TOY]).profile == "1"
 
 
-# ---- trackers ------------------------------------------------------------------------------------
+# ---- trackers -----------------------------------------------------------------------------------
 
 
 COSTS = {"stages": {"read": 0.5}, "sent_bytes": [10, 30], "bandwidth": [None, 5.0]}

@@ -273,7 +273,7 @@ def test_a_compiler_that_does_not_work_is_one_line(monkeypatch: pytest.MonkeyPat
     )
 
 
-# ---- kinds of parameters -------------------------------------------------------------------------
+# ---- kinds of parameters ------------------------------------------------------------------------
 
 
 FEW = ("--data", "toy", "--samples", "160", "--epochs", "1")
@@ -375,14 +375,3 @@ def test_fsdp_takes_several_types_in_separate_groups() -> None:
     check_parameters(module, Configuration(parallel="fsdp", wrap_parameters=30), "gloo")
     with pytest.raises(ConfigurationError, match=r"1\.weight, which is of torch.float64"):
         check_parameters(module, Configuration(parallel="fsdp"), "gloo")
-
-
-@pytest.mark.mpi
-def test_a_trained_run_goes_on_whatever_its_parameters_are(pool: Pools, tmp_path: Path) -> None:
-    words = [*FEW, "--save-every", "1steps", "--keep", "9"]
-    for kind in ("sparse", "complex"):
-        where = tmp_path / kind
-        where.mkdir()
-        ways = {"whole": words, "cut": [*words, "--resume", "runs/whole/checkpoints/step-1"]}
-        rows = pool("openmpi", 2).call(kinds.train, kind, ways, cwd=where).values[0]
-        assert rows["cut"]["parameters"] == rows["whole"]["parameters"], kind

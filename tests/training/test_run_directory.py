@@ -191,16 +191,6 @@ def test_this_process_opens_a_run_again_only_after_an_error(configuration: Confi
     assert take(configuration).attempt == 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": "x"}'])
-def test_a_lock_that_was_cut_short_does_no_harm(configuration: Configuration, content: str) -> None:
-    path = configuration.runs_dir / "first"
-    path.mkdir(parents=True)
-    (path / "lock").write_text(content)
-    run = take(configuration)
-    assert run.attempt == 1
-    assert json.loads((path / "lock").read_text())["attempt"] == 1
-
-
 def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     write_whole(path, "öld")
@@ -247,7 +237,7 @@ def test_where_a_run_will_be_is_known_before(configuration, monkeypatch):
     assert find_path(unnamed) == open_run(unnamed).path
 
 
-# ---- a run that all ranks enter together --------------------------------------------------------
+# ---- a run that all ranks enter together -------------------------------------------------------
 
 
 def test_no_rank_times_out_while_rank_0_waits_for_the_lock(pool) -> None:

@@ -19,12 +19,11 @@ from mpiddp.training.options.groups.optimisation import OptimisationOptions
 from mpiddp.training.options.groups.straggler import (
     Slowdown,
     Straggler,
-    check_straggler,
     parse_straggler,
 )
 from mpiddp.training.records.metrics import Totals
 from mpiddp.training.step.divergence import LossGuard
-from mpiddp.training.step.learning_rate import LearningRate, describe_scaling, make_learning_rate
+from mpiddp.training.step.learning_rate import LearningRate, make_learning_rate
 from mpiddp.training.step.optimizer_step import LocalUpdate, Treatment
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.step.step import Engine, Forward
@@ -187,7 +186,7 @@ def test_a_first_step_that_overflows_leaves_no_momentum(kind):
     assert find_difference(plain, module) < 1e-7
 
 
-# ---- the learning rate --------------------------------------------------------------------------
+# ---- the learning rate -------------------------------------------------------------------------
 
 
 def make_rate(steps_per_epoch: int, batch: int = 16, **options: Any) -> LearningRate:
@@ -220,14 +219,6 @@ def test_steps_multiply_the_rate_at_each_period() -> None:
     assert [rate(step) for step in (3, 9, 10, 19, 20, 31)] == [1, 1, 0.5, 0.5, 0.25, 0.125]
 
 
-def test_the_rate_is_scaled_with_the_batch_of_all_ranks_and_that_is_told() -> None:
-    options = OptimisationOptions(learning_rate=0.05, base_batch=32)
-    assert make_learning_rate(options, 100, 128).peak == pytest.approx(0.2)
-    assert describe_scaling(options, 128) == (
-        "Learning rate: 0.05 x 128 samples per step / base batch 32 = 0.2 at its peak"
-    )
-
-
 def test_a_schedule_of_ones_own_multiplies_the_peak_and_the_warm_up() -> None:
     options = OptimisationOptions(learning_rate=1.0, epochs=2, base_batch=8, warmup_epochs=0.4)
     rate = make_learning_rate(options, 5, 16, lambda step, steps: 1 - step / steps)
@@ -239,7 +230,7 @@ def test_a_schedule_of_ones_own_multiplies_the_peak_and_the_warm_up() -> None:
             make_learning_rate(options, 5, 16, bad)
 
 
-# ---- a worker made slow on purpose --------------------------------------------------------------
+# ---- a worker made slow on purpose -------------------------------------------------------------
 
 
 WORKERS = (0, 2, 5)
@@ -256,13 +247,6 @@ def test_a_rank_or_a_random_one_is_read_and_nothing_else(text):
     with pytest.raises(ConfigurationError) as caught:
         parse_straggler(text)
     assert str(caught.value).endswith(f"for example 0=4 or random=4, found {text!r}")
-
-
-def test_a_rank_that_computes_nothing_is_no_straggler():
-    check_straggler(Straggler(None, 2), WORKERS)
-    check_straggler(Straggler(5, 2), WORKERS)
-    with pytest.raises(ConfigurationError, match=r"rank 1 computes nothing; .* 0, 2, 5"):
-        check_straggler(Straggler(1, 2), WORKERS)
 
 
 @given(st.integers(0, 2**63), st.integers(0, 10**6))

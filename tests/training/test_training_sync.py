@@ -189,7 +189,7 @@ def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_pat
         assert "equally many ranks on each node, found 3, 1: use --shard-within world" in said
 
 
-# ---- --batch-size auto --------------------------------------------------------------------------
+# ---- --batch-size auto -------------------------------------------------------------------------
 
 
 # 160 samples for training.
@@ -283,7 +283,7 @@ def test_a_cpu_tries_no_step_that_would_take_more_than_there_is(session, monkeyp
     assert all(each.grad is None for each in model.parameters())
 
 
-# ---- --average-every -----------------------------------------------------------------------------
+# ---- --average-every ----------------------------------------------------------------------------
 
 
 RANKS, EVERY, BAD = 2, 3, [17, 60]
