@@ -124,7 +124,7 @@ def test_the_order_follows_seed_and_epoch() -> None:
     assert order(0, 1) != order(7, 1)
 
 
-# ---- data sets that can only be iterated --------------------------------------------------------
+# ---- data sets that can only be iterated -------------------------------------------------------
 
 
 class Lines(structured.Stream):

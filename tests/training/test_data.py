@@ -104,7 +104,7 @@ def test_samples_that_make_no_batch_are_refused(samples: list[Any], message: str
         read_first(Samples(samples), 2, session)
 
 
-# ---- on a device -------------------------------------------------------------------------------
+# ---- on a device ------------------------------------------------------------------------------
 
 
 COUNT = 25
@@ -165,7 +165,7 @@ def test_only_what_fits_a_gpu_is_moved(images: Split, monkeypatch: pytest.Monkey
     assert place(images, GPU) is images
 
 
-# ---- text, and the model that predicts it ------------------------------------------------------
+# ---- text, and the model that predicts it -----------------------------------------------------
 
 
 def test_the_target_of_each_byte_is_the_next_one(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_the_transformer_learns_what_follows(session: Session, tmp_path: Path) -
     assert row.test_loss is not None and row.test_loss < math.log(20) / 2
 
 
-# ---- models -------------------------------------------------------------------------------------
+# ---- models ------------------------------------------------------------------------------------
 
 
 IMAGE_MODELS = sorted(set(MODELS) - {"transformer", "resnet50"})
@@ -270,7 +270,7 @@ def test_a_resnet_has_the_known_number_of_parameters(name, shape, classes, param
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
-# ---- torchvision beside a torch that its wheel was not built for -------------------------------
+# ---- torchvision beside a torch that its wheel was not built for ------------------------------
 
 
 def test_the_trainer_needs_it_for_what_is_of_it_alone(tmp_path):

@@ -135,7 +135,7 @@ def test_no_bytes_are_worse_than_damaged(line: bytes) -> None:
     assert parse_row(line) is None
 
 
-# ---- pictures of runs --------------------------------------------------------------------------
+# ---- pictures of runs -------------------------------------------------------------------------
 
 
 def write_runs(folder: Path, names: list[str], **values: Any) -> None:

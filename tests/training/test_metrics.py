@@ -194,7 +194,7 @@ def test_the_first_lines(device: str, nodes: list[int], first: str, product: str
     )
 
 
-# ---- the log of each rank ----------------------------------------------------------------------
+# ---- the log of each rank ---------------------------------------------------------------------
 
 
 def test_a_log_is_appended_to(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     assert len(warnings) == 1 and "could not be written" in warnings[0]
 
 
-# ---- what interfaces count ---------------------------------------------------------------------
+# ---- what interfaces count --------------------------------------------------------------------
 
 
 def test_infiniband_counts_in_four_octets(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_ranks_are_joined_by_their_node() -> None:
     assert add_costs(ROW, [replace(ranks[0], network=None)]).network is None
 
 
-# ---- which rank the others wait for ------------------------------------------------------------
+# ---- which rank the others wait for -----------------------------------------------------------
 
 
 STEPS = 100
@@ -313,7 +313,7 @@ def test_workers_that_took_different_numbers_of_steps_are_compared_by_step(steps
     assert re.match(rf"Straggler: rank {slow} on node1 takes 3.0 times", line)
 
 
-# ---- traces of steps ----------------------------------------------------------------------------
+# ---- traces of steps ---------------------------------------------------------------------------
 
 
 TOY = ["--data", "toy", "--samples", "400", "--epochs", "1"]
@@ -379,7 +379,7 @@ def test_rank_0_is_meant_where_no_rank_is_named(words: list[str]) -> None:
     assert parse(["--profile", "1", *TOY]).profile == "1"
 
 
-# ---- trackers -----------------------------------------------------------------------------------
+# ---- trackers ----------------------------------------------------------------------------------
 
 
 COSTS = {"stages": {"read": 0.5}, "sent_bytes": [10, 30], "bandwidth": [None, 5.0]}

@@ -209,6 +209,8 @@ def test_a_compiled_model_trains_alike(pool: Pools, tmp_path: Path) -> None:
         assert find_difference(plain, found) < 1e-5
 
 
+SERVED = ("--sync", "parameter-server")
+DEDICATED = (*SERVED, "--server-placement=dedicated")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "fp16": (("--precision", "fp16"), "precision: fp16 needs GPUs, found CPUs"),
     "none": (("--parallel", "none"), "parallel: none is for one rank, found 2: start one, or use"),
@@ -216,6 +218,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "offload": (("--parallel", "fsdp", "--cpu-offload"), "cpu_offload: expected GPUs"),
     "groups": (("--activation-checkpointing",), "activation_checkpointing: expected modules with"),
     "images": (("--channels-last",), "channels_last: expected images"),
+    "model": (("--model", "convnet"), "convnet expects images"),
+    "batch": (("--batch-size", "161"), "batch_size: expected at most 160"),
+    "ranks": (("--samples", "2"), "samples: found 1 sample for 2 ranks"),
+    "place": (("--runs-dir", "bad.toml"), "runs_dir: "),
+    "roles": ((*SERVED, "--servers=3"), "3 servers need as many ranks, found 2: "),
+    "workers": ((*DEDICATED, "--servers=2"), "2 dedicated servers leave no worker"),
+    "straggler": ((*DEDICATED, "--straggler=1=3"), "straggler: rank 1 computes nothing"),
+    "central": (("--sync", "central"), "central leaves out the buffers of 1 of 2 ranks"),
     # 162 samples: two of them in the sixth step.
     "single": (
         ("--samples", "202", "--model", "trainings:build_normalised"),
@@ -243,11 +253,13 @@ def test_dp_takes_the_gpus_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_had_is_one_line(name: str, pool: Pools, tmp_path: Path) -> None:
     options, message = REFUSED[name]
+    (tmp_path / "bad.toml").write_text("epoch = 3\n")
     called: Any = pool("openmpi", 2).call(trainings.refuse, *TOY, *options, cwd=tmp_path)
     for said in called.values:
         assert said.startswith(f"2: {message}"), said
         assert "\n" not in said
-    assert not (tmp_path / "runs").exists()
+    assert called.output == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
 
 
 @pytest.mark.mpi
@@ -273,7 +285,7 @@ def test_a_compiler_that_does_not_work_is_one_line(monkeypatch: pytest.MonkeyPat
     )
 
 
-# ---- kinds of parameters ------------------------------------------------------------------------
+# ---- kinds of parameters -----------------------------------------------------------------------
 
 
 FEW = ("--data", "toy", "--samples", "160", "--epochs", "1")

@@ -186,7 +186,7 @@ def test_a_first_step_that_overflows_leaves_no_momentum(kind):
     assert find_difference(plain, module) < 1e-7
 
 
-# ---- the learning rate -------------------------------------------------------------------------
+# ---- the learning rate ------------------------------------------------------------------------
 
 
 def make_rate(steps_per_epoch: int, batch: int = 16, **options: Any) -> LearningRate:
@@ -230,7 +230,7 @@ def test_a_schedule_of_ones_own_multiplies_the_peak_and_the_warm_up() -> None:
             make_learning_rate(options, 5, 16, bad)
 
 
-# ---- a worker made slow on purpose -------------------------------------------------------------
+# ---- a worker made slow on purpose ------------------------------------------------------------
 
 
 WORKERS = (0, 2, 5)

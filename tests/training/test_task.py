@@ -298,7 +298,7 @@ def test_sequences_have_a_perplexity() -> None:
     assert math.isfinite(found.metrics["perplexity"])
 
 
-# ---- samples of several tensors -----------------------------------------------------------------
+# ---- samples of several tensors ----------------------------------------------------------------
 
 
 OPTIONS = {
@@ -366,7 +366,7 @@ def test_samples_to_predict_may_have_targets() -> None:
         take_inputs({"b": 5}, named)
 
 
-# ---- optimizers, schedules and algorithms -------------------------------------------------------
+# ---- optimizers, schedules and algorithms ------------------------------------------------------
 
 
 TOY = ("--data", "toy", "--samples", "200", "--warmup-epochs", "0", "--learning-rate", "0.05")
@@ -475,7 +475,7 @@ def test_options_and_a_task_do_not_contradict_each_other() -> None:
         Task(optimizer=torch.optim.SGD([torch.ones(1)]))  # type: ignore[arg-type]
 
 
-# ---- algorithms of one's own -------------------------------------------------------------------
+# ---- algorithms of one's own ------------------------------------------------------------------
 
 
 def test_it_is_named_by_sync_and_stands_in_the_configuration(star, tmp_path):

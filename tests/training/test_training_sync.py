@@ -96,23 +96,6 @@ def test_only_workers_are_counted_where_servers_are_dedicated(pool, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([*SERVED, "--servers=3"], "3 servers need as many ranks, found 2: "),
-        ([*SERVED, "--servers=2", "--server-placement=dedicated"], "2 dedicated servers leave no"),
-        ([*SERVED, "--server-placement=dedicated", "--straggler=1=3"], "rank 1 computes nothing"),
-        (["--sync", "central"], "central leaves out the buffers of 1 of 2 ranks"),
-    ],
-)
-def test_impossible_roles_are_refused_on_every_rank(options, message, pool, tmp_path):
-    called = pool("openmpi", 2).call(trainings.refuse, *options, cwd=tmp_path)
-    for said in called.values:
-        assert message in said and said.startswith("2: ") and "\n" not in said
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.mpi
 def test_an_algorithm_that_is_no_all_reduce_is_refused_before_the_first_step(pool, tmp_path):
     called = pool("openmpi", 3).call(
         trainings.refuse_wrong, *SMALL, "--sync", "double", cwd=tmp_path
@@ -189,7 +172,7 @@ def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_pat
         assert "equally many ranks on each node, found 3, 1: use --shard-within world" in said
 
 
-# ---- --batch-size auto -------------------------------------------------------------------------
+# ---- --batch-size auto ------------------------------------------------------------------------
 
 
 # 160 samples for training.
@@ -283,7 +266,7 @@ def test_a_cpu_tries_no_step_that_would_take_more_than_there_is(session, monkeyp
     assert all(each.grad is None for each in model.parameters())
 
 
-# ---- --average-every ----------------------------------------------------------------------------
+# ---- --average-every ---------------------------------------------------------------------------
 
 
 RANKS, EVERY, BAD = 2, 3, [17, 60]
