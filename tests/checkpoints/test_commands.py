@@ -121,7 +121,7 @@ def test_the_command_needs_no_torch_and_leaves_with_5(folder: Path) -> None:
     assert found.stderr == f"mpiddp: expected a valid checkpoint in {folder}, found none\n"
 
 
-# ---- python -m mpiddp export --------------------------------------------------------------------
+# ---- python -m mpiddp export -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

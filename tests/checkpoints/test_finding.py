@@ -259,7 +259,7 @@ def fail(
 READS = ((manifests, "read_text"), (manifests, "compare"), (manifests, "_list"), (os, "listdir"))
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE, errno.EACCES])
 @pytest.mark.parametrize(("place", "name"), READS)
 def test_what_cannot_be_read_is_tried_again_and_never_damage(
     place, name, number, folder, monkeypatch, capsys, clock

@@ -28,7 +28,7 @@ from mpiddp.training.data.device_data import DeviceSplit, fits, move, place
 from mpiddp.training.data.image_data import CIFAR10, Shift
 from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import Batch, Key, Samples
-from mpiddp.training.options.config import Configuration
+from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.options.groups.registry import DATASETS, MODELS
 from mpiddp.training.task.loading import read_first
 from mpiddp.training.task.models import build
@@ -207,10 +207,11 @@ def test_the_transformer_sees_no_later_byte() -> None:
 
 def test_the_transformer_learns_what_follows(session: Session, tmp_path: Path) -> None:
     (tmp_path / "cycle").write_bytes(bytes(np.random.default_rng(0).permutation(20).tolist()) * 100)
-    options: dict[str, Any] = {"text": tmp_path / "cycle", "context": 16, "batch_size": 8}
-    configuration = Configuration(data="text", epochs=6, runs_dir=tmp_path, **options).resolve()
+    words = ["--data", "text", "--text", str(tmp_path / "cycle"), "--context", "16"]
+    words += ["--batch-size", "8", "--epochs", "6", "--runs-dir", str(tmp_path)]
+    words += ["--optimizer", "adamw", "--learning-rate", "0.002", "--schedule", "constant"]
     # A model that does not look at the bytes before has a loss of log(20).
-    row = train(configuration, session, FailureHandler())
+    row = train(parse(words), session, FailureHandler())
     assert row.test_loss is not None and row.test_loss < math.log(20) / 2
 
 

@@ -425,28 +425,21 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     made.answers.set()
 
 
-def make_tracker(warnings: list[str]) -> Tracker:
-    return Tracker("wandb", Run(Path("runs/first"), {}, 0), warnings.append)
-
-
-def test_an_error_is_one_warning_and_ends_the_tracking(client: Client) -> None:
-    warnings: list[str] = []
-    client.error = OSError("no\nnetwork")
-    tracker = make_tracker(warnings)
-    for _ in range(3):
-        tracker.log(TIMED)
-    tracker.close(is_done=True)
-    assert warnings == ["wandb does not take the metrics, and gets no more: OSError: no"]
-
-
-def test_a_server_that_does_not_answer_holds_up_nothing(client, monkeypatch):
+def test_an_error_is_one_warning_and_no_answer_holds_up_nothing(client, monkeypatch):
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.1)
     warnings: list[str] = []
-    client.answers.clear()
-    tracker = make_tracker(warnings)
-    tracker.log(TIMED)
-    tracker.close(is_done=False)
-    assert warnings == ["wandb did not take all metrics within 0.1 s"]
+    for error in (OSError("no\nnetwork"), None):
+        client.error = error
+        if error is None:
+            client.answers.clear()
+        tracker = Tracker("wandb", Run(Path("runs/first"), {}, 0), warnings.append)
+        for _ in range(3):
+            tracker.log(TIMED)
+        tracker.close(is_done=True)
+    assert warnings == [
+        "wandb does not take the metrics, and gets no more: OSError: no",
+        "wandb did not take all metrics within 0.1 s",
+    ]
 
 
 def test_weights_and_biases_is_called_as_its_documentation_says(monkeypatch):

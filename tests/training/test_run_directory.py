@@ -249,6 +249,8 @@ def test_nothing_half_written_is_left(configuration, monkeypatch):
 
 
 def test_the_outcome_of_a_run_in_use_or_finished_stays(configuration: Configuration) -> None:
+    for each in (configuration, replace(configuration, name=None)):
+        assert forget_outcome(each) is None and not configuration.runs_dir.exists()
     outcome = write_outcome(configuration, 1)
     assert forget_outcome(configuration) == outcome.parent and not outcome.exists()
     with another_job(configuration.runs_dir):
@@ -258,12 +260,6 @@ def test_the_outcome_of_a_run_in_use_or_finished_stays(configuration: Configurat
     write_outcome(configuration, 0)
     assert forget_outcome(configuration) is None
     assert outcome.exists()
-
-
-def test_a_new_run_has_no_outcome_to_forget(configuration: Configuration) -> None:
-    assert forget_outcome(configuration) is None
-    assert forget_outcome(replace(configuration, name=None)) is None
-    assert not configuration.runs_dir.exists()
 
 
 def test_where_a_run_will_be_is_known_before(configuration, monkeypatch):
