@@ -27,7 +27,7 @@ from mpiddp.checkpoints.packing import pack, unpack
 from mpiddp.checkpoints.storage import directory as directories
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import shards
-from mpiddp.checkpoints.storage.directory import Staging
+from mpiddp.checkpoints.storage.directory import Staging, Written
 from mpiddp.checkpoints.storage.finding import find_demanded, find_newest
 from mpiddp.checkpoints.storage.manifest import MANIFEST
 from mpiddp.checkpoints.storage.owner import OWNER
@@ -266,8 +266,11 @@ def test_each_file_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, m
     directory.open()
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(Path, "rename", note_rename)
-    directory.start(1, STATE)
+    told = list[Written]()
+    directory.start(1, STATE, None, told.append)
     directory.wait()
+    assert [each.path.name for each in told] == ["step-1"]
+    assert all(0 < each.staging_seconds < each.seconds for each in told)
     partial = "step-1.attempt-1.partial"
     assert events == [
         SHARD, ".metadata.tmp", ".metadata.tmp > .metadata", MANIFEST, partial,

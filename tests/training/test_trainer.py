@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_metrics import TIMES
+from torch import nn
 
 import launchers
 import trainings
@@ -18,9 +21,14 @@ from mpiddp.errors import MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.process.outcome import read_outcome
+from mpiddp.training.data.data_sets import load
+from mpiddp.training.data.samples import Batch
+from mpiddp.training.evaluation import evaluate
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.records.history import STAGES
 from mpiddp.training.records.metrics import Row
+from mpiddp.training.task import models
+from mpiddp.training.task.task import Task
 from mpiddp.training.trainer import train
 from pool import Pools
 from trainings import read_rows
@@ -104,6 +112,25 @@ def test_training_that_diverges_is_an_error(configuration: Configuration, sessio
     with pytest.raises(MpiddpError, match=r"finite .* in step \d.*--learning-rate") as caught:
         run(replace(configuration, learning_rate=1e30), session)
     assert caught.value.exit_code == 1
+
+
+def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Session) -> None:
+    data = load(Configuration(data="digits"))
+    torch.manual_seed(0)
+    model = models.build("mlp", data.shape, data.classes)
+    features, labels = torch.from_numpy(data.test.features), torch.from_numpy(data.test.labels)
+    with torch.no_grad():
+        outputs = model(features)
+    loss = nn.functional.cross_entropy(outputs, labels).item()
+    accuracy = (outputs.argmax(dim=1) == labels).double().mean().item()
+    for size in (1, 7, len(labels)):
+        batches = [
+            Batch(*each) for each in zip(features.split(size), labels.split(size), strict=True)
+        ]
+        average = evaluate(Task(), model, batches, torch.device("cpu"))
+        assert average.samples == len(labels)
+        assert average.metrics == {"accuracy": accuracy}
+        assert math.isclose(average.loss, loss, rel_tol=1e-6)
 
 
 # In real jobs
