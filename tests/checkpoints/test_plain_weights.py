@@ -74,12 +74,10 @@ WRAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
     "state_dict": (lambda state: {"state_dict": state}, ""),
     "of DDP": (lambda state: add_prefix(state, "module."), ""),
     "compiled": (lambda state: add_prefix(state, "_orig_mod."), ""),
-    "part": (
-        lambda state: {**add_prefix(state, "encoder."), "head.bias": torch.ones(1)},
-        "encoder",
+    "of Lightning": (
+        lambda state: {"state_dict": {**add_prefix(state, "net."), "head.bias": torch.ones(1)}},
+        "net",
     ),
-    "of Lightning": (lambda state: {"state_dict": add_prefix(state, "net.")}, "net"),
-    "one of two": (lambda state: {"generator": state, "discriminator": {}}, "generator"),
     "an average": (
         lambda state: {"state_dict": {"x": torch.ones(1)}, "state_dict_ema": state},
         "state_dict_ema",

@@ -34,8 +34,10 @@ class CutError(Exception):
     pass
 
 
-class WatchedSaver(Saver):
-    """Sees where the training is after each step, and what was due after it."""
+class CutSaver(Saver):
+    """Ends the training once a step has been made, and what was due after it."""
+
+    cut = 0
 
     def after_step(self, prepare: Callable[[], object]) -> None:
         super().after_step(prepare)
@@ -44,15 +46,6 @@ class WatchedSaver(Saver):
     def after_epoch(self) -> None:
         super().after_epoch()
         self.see(self._state.position.step)
-
-    def see(self, step: int) -> None:
-        raise NotImplementedError
-
-
-class CutSaver(WatchedSaver):
-    """Ends the training once a step has been made."""
-
-    cut = 0
 
     def restore(self) -> None:
         super().restore()

@@ -1,4 +1,4 @@
-"""Models with a parameter of some kind, trained and restored in every way."""
+"""Models with a parameter of some kind, trained in every way."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp
 import trainings
@@ -67,6 +65,9 @@ class Model(nn.Module):
             return outputs
         return outputs + self.odd(inputs)
 
+    def draw(self, generator: torch.Generator) -> torch.Tensor:
+        return torch.randn(5, self.first.in_features, generator=generator)
+
 
 def build(kind: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     return Model(kind, shape[0], classes)
@@ -86,51 +87,6 @@ def train(session: mpiddp.Session, kind: str, ways: Mapping[str, Sequence[str]])
         session.agree(said, "what was said")
         found[way] = said or trainings.read_rows(Path("runs") / way)[-1]
     return found
-
-
-def take_steps(
-    session: mpiddp.Session | None, folder: Path, kind: str, wrap: str, steps: int
-) -> Any:
-    """Go on from the newest checkpoint, up to this step; the parameters then."""
-    torch.manual_seed(5)
-    model: nn.Module = Model(kind, 10, 4)
-    if wrap in ("ddp", "synchronized"):
-        model = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # type: ignore[arg-type]
-    if wrap == "synchronized":
-        mpiddp.register_comm_hook(model)  # type: ignore[arg-type]
-    elif wrap == "fsdp":
-        fully_shard(model)
-    trained = [each for each in model.parameters() if each.requires_grad]
-    # It takes sparse gradients, and checkpoints hold no sparse momentum.
-    optimizer = torch.optim.SGD(trained, 0.1, momentum=0 if kind == "sparse" else 0.9)
-    rank = 0 if session is None else session.world.rank
-    with mpiddp.Checkpointer(folder, model, optimizer) as checkpointer:
-        state = checkpointer.restore() or {"step": 0}
-        for step in range(state["step"] + 1, steps + 1):
-            samples = torch.Generator().manual_seed(100 * step + rank)
-            loss = model(torch.randn(5, 10, generator=samples)).square().mean()
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            optimizer.step()
-            checkpointer.save(step)
-    return [
-        getattr(each, "to_local", each.detach)().detach().clone() for each in model.parameters()
-    ]
-
-
-def find_differences(
-    session: mpiddp.Session | None, folder: Path, kinds: Sequence[str], wrap: str
-) -> list[str]:
-    """The kinds that do not end with the same bits if they go on after one step, and after two."""
-    torch.set_num_threads(1)
-    different = []
-    for kind in kinds:
-        whole = take_steps(session, folder / f"{kind}-whole", kind, wrap, 4)
-        for steps in (1, 2, 4):
-            found = take_steps(session, folder / f"{kind}-cut", kind, wrap, steps)
-        if not all(map(torch.equal, whole, found)):
-            different.append(kind)
-    return different
 
 
 def __getattr__(kind: str) -> Any:

@@ -1,4 +1,4 @@
-"""Trainings whose tensors lie in memory in unusual ways."""
+"""Trainings whose tensors lie in memory in unusual ways, or are of unusual kinds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import kinds
 import mpiddp
 from mistakes import hear
 from mpiddp.checkpoints.state import find_module
@@ -34,6 +35,9 @@ class Net(nn.Module):
         hidden = self.first(images).mean(dim=(2, 3))
         self.get_buffer("total")[0] += hidden.detach().sum()
         return self.third(self.second(hidden))
+
+    def draw(self, generator: torch.Generator) -> torch.Tensor:
+        return torch.randn(4, 3, 6, 6, generator=generator)
 
 
 def store_channels_last(net: Net) -> None:
@@ -64,6 +68,7 @@ def freeze(net: Net) -> None:
 
 def give_type(net: Net) -> None:
     net.second.weight = nn.Parameter(net.second.weight.detach().as_subclass(Typed))
+    net.register_buffer("total", torch.zeros(1).as_subclass(Typed), persistent=False)
 
 
 def expand(net: Net) -> None:
@@ -85,17 +90,22 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, fused=True),
     "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, 0.1, fused=True),
     "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, 0.01, momentum=0.9),
+    # Checkpoints hold no sparse momentum.
+    "plain SGD": lambda parameters: torch.optim.SGD(parameters, 0.1),
 }
 
 
 def make(kind: str, optimizer: str, parallel: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(3)
-    net = Net()
-    if parallel != "fsdp" or kind not in ("store_channels_last", "transpose"):
+    net: Any = Net() if kind in KINDS else kinds.Model(kind, 10, 4)
+    if kind in KINDS and (parallel != "fsdp" or kind not in ("store_channels_last", "transpose")):
         # FSDP takes contiguous parameters alone.
         KINDS[kind](net)
-    model: nn.Module = DistributedDataParallel(net) if parallel == "ddp" else net
-    if parallel == "fsdp":
+    model: nn.Module = net
+    if parallel == "ddp":
+        # Three numbers are added in more than one order: so its buckets must be as they were.
+        model = DistributedDataParallel(net, bucket_cap_mb=1e-4)  # type: ignore[arg-type]
+    elif parallel == "fsdp":
         fully_shard(model)
     return model, OPTIMIZERS[optimizer]([each for each in net.parameters() if each.requires_grad])
 
@@ -103,9 +113,10 @@ def make(kind: str, optimizer: str, parallel: str) -> tuple[nn.Module, torch.opt
 def take_steps(
     model: nn.Module, optimizer: torch.optim.Optimizer, begin: int, end: int, rank: int = 0
 ) -> None:
+    net: Any = find_module(model)
     for step in range(begin, end):
-        samples = torch.Generator().manual_seed(100 * step + rank)
-        loss = model(torch.randn(4, 3, 6, 6, generator=samples)).square().mean()
+        samples = net.draw(torch.Generator().manual_seed(100 * step + rank))
+        loss = model(samples).square().mean()
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
@@ -149,7 +160,6 @@ def train(
         with mpiddp.Checkpointer(folder / f"{kind}-{name}", model, optimizer) as checkpointer:
             take_steps(model, optimizer, 0, CUT, rank)
             checkpointer.save(CUT)
-            keep_whole(model, optimizer, folder / f"{kind}-{name}.pt", rank)
             take_steps(model, optimizer, CUT, STEPS, rank)
         whole = read(model, optimizer)
         model, optimizer = make(kind, name, parallel)
@@ -158,43 +168,6 @@ def train(
         take_steps(model, optimizer, CUT, STEPS, rank)
         found.append((whole, read(model, optimizer)))
     return found
-
-
-def keep_whole(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, rank: int) -> None:
-    """As torch keeps it, for one rank."""
-    module = find_module(model)
-    weights = {name: whole(each) for name, each in module.state_dict().items()}
-    states = {
-        name: {key: whole(each) for key, each in optimizer.state.get(parameter, {}).items()}
-        for name, parameter in module.named_parameters()
-    }
-    if rank == 0:
-        torch.save({"weights": weights, "states": states}, path)
-
-
-def whole(tensor: Any) -> torch.Tensor:
-    """Collective if it is sharded."""
-    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found.detach().as_subclass(torch.Tensor).clone()
-
-
-def go_on_alone(folder: Path, kind: str, name: str) -> tuple[Bits, Bits]:
-    """What one process ends with, after it has read what ``keep_whole`` kept, and a checkpoint."""
-    kept = torch.load(folder / f"{kind}-{name}.pt", weights_only=True)
-    model, optimizer = make(kind, name, "alone")
-    model.load_state_dict(kept["weights"])
-    for key, parameter in model.named_parameters():
-        optimizer.state[parameter] = {
-            each: torch.empty_like(parameter).copy_(value) if value.dim() else value
-            for each, value in kept["states"][key].items()
-        }
-    take_steps(model, optimizer, CUT, STEPS)
-    whole = read(model, optimizer)
-    model, optimizer = make(kind, name, "alone")
-    with mpiddp.Checkpointer(folder / "again", model, optimizer) as checkpointer:
-        checkpointer.restore(folder / f"{kind}-{name}")
-    take_steps(model, optimizer, CUT, STEPS)
-    return whole, read(model, optimizer)
 
 
 def resume_two(session: mpiddp.Session, folder: Path) -> tuple[Bits, Bits, str]:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import trainings
 from mpiddp.launch.session import Session
 from mpiddp.training.data.reading import BatchReader, BatchReading
 from mpiddp.training.data.samples import Key, Samples
 from mpiddp.training.options.config import parse
 from mpiddp.training.task.loading import choose_samples, load_on_all
 from mpiddp.training.task.task import find_task
-
-
-def refuse_apart(session: Session, folder: Path, *words: str) -> str:
-    """As `trainings.refuse`, where each rank is in its own directory, ``rank-N``."""
-    os.chdir(folder / f"rank-{session.world.rank}")
-    return trainings.refuse(session, *words)
 
 
 def read_on_gpu(session: Session) -> dict[str, Any]:

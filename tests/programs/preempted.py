@@ -13,7 +13,6 @@ from unittest import mock
 
 import torch
 
-from interrupted import WatchedSaver
 from mpiddp.errors import PreemptedError
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
@@ -63,36 +62,6 @@ class WatchedAgreement(agreement.StepAgreement):
         return bool(self._members.store.add(self._key(SEEN), 0) == self._members.size)
 
 
-class SignalledSaver(WatchedSaver):
-    """Receives the signal after a step, and lets it be seen before the next one."""
-
-    signals: MadeUpSignals
-    step = 0
-
-    def see(self, step: int) -> None:
-        if step == self.step:
-            self.signals.received = signal.SIGUSR2
-            deadline = time.monotonic() + SECONDS
-            while not WatchedAgreement.last._round.is_called and time.monotonic() < deadline:
-                time.sleep(PERIOD)
-
-
-def run(session: Session, words: Sequence[str], steps: Sequence[tuple[int, int]]) -> list[int]:
-    """Train with the command line; in the n-th start the signal reaches a rank after a step.
-
-    ``steps``: for each start the rank and the step. Returns the steps after which all ranks left.
-    """
-    torch.set_num_threads(1)
-    left = []
-    for rank, step in (*steps, (-1, -1)):
-        SignalledSaver.signals = signals = MadeUpSignals()
-        SignalledSaver.step = step if rank == session.world.rank else -1
-        stop = train(session, words, signals, SignalledSaver)
-        if stop is not None:
-            left.append(stop)
-    return left
-
-
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     with (
@@ -124,12 +93,10 @@ def leave(session: Session, words: Sequence[str], last: int, *, is_called: bool 
                 break
 
 
-def train(
-    session: Session, words: Sequence[str], signals: MadeUpSignals, saver: type[Saver]
-) -> int | None:
+def train(session: Session, words: Sequence[str], signals: MadeUpSignals) -> int | None:
     """The step after which all ranks left, if a signal made them leave."""
     handler = find_failure_handler(session)
-    with mock.patch.object(trainer, "Saver", saver), watched():
+    with mock.patch.object(trainer, "Saver", RecordingSaver), watched():
         try:
             trainer.train(parse(list(words)), session, handler, signals)
         except PreemptedError:
@@ -198,5 +165,5 @@ def run_apart(
     if batches == 0:
         receive()
     with mock.patch.object(trainer.Loop, "take_batch", take_batch):
-        found.left = train(session, words, signals, RecordingSaver)
+        found.left = train(session, words, signals)
     return found

@@ -1,8 +1,8 @@
 """Parameter servers on the ranks of a pool, or of a job that loses one, train a small model.
 
 Every rank reports how far its weights are from those of one process alone that takes all workers'
-samples in each step, and from those of DDP where all ranks are workers; every server reports how
-stale gradients were. As a program its argument is JSON, a list of ways to train, each a `Way`.
+samples in each step; every server reports how stale gradients were. As a program its argument is
+JSON, a list of ways to train, each a `Way`.
 """
 
 from __future__ import annotations
@@ -63,18 +63,6 @@ def train_alone(workers: int, steps: int) -> torch.Tensor:
             find_loss(model, draw(samples)).backward()
         for parameter in model.parameters():
             parameter.grad /= workers
-        optimizer.step()
-    return flatten(model)
-
-
-def train_framework(rank: int, steps: int) -> torch.Tensor:
-    """What DDP comes to, without any hook."""
-    model = nn.parallel.DistributedDataParallel(make_model())
-    optimizer = make_optimizer(model.parameters())
-    samples = torch.Generator().manual_seed(rank)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        find_loss(model, draw(samples)).backward()
         optimizer.step()
     return flatten(model)
 
@@ -212,16 +200,12 @@ def train(way: Way, session: Session) -> dict[str, object]:
     serving.close()
     found = flatten(model)
     digests = session.gather(found.view(torch.uint8).numpy().tobytes())
-    report = {
+    return {
         "same": len(set(digests)) == 1,
         "difference": measure_difference(found, train_alone(len(roles.workers), way.steps)),
         "staleness": {str(late): times for late, times in serving.staleness.items()},
         "said": said,
     }
-    if len(roles.workers) == session.world.size:
-        framework = train_framework(rank, way.steps)
-        report["from_framework"] = measure_difference(found, framework)
-    return report
 
 
 def run(session: Session, ways: list[dict[str, Any]]) -> list[dict[str, object]]:

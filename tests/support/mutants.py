@@ -210,7 +210,10 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     place = copy.temporary / "coverage"
     place.mkdir()
     rc = place / "rc"
-    rc.write_text(CONFIGURATION.format(folder=place, source=copy.root / folder))
+    # Coverage takes the path of a file for a package.
+    source = copy.root / folder
+    source = source if source.is_dir() else source.parent
+    rc.write_text(CONFIGURATION.format(folder=place, source=source))
     path = os.pathsep.join((str(copy.root), str(Path(__file__).parent)))
     own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary)}
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", __file__, "--covered",

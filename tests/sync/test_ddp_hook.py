@@ -3,26 +3,127 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import hooked
 import launchers
+import mpiddp
+import wrong_algorithms
 from crews import Crew
+from mistakes import hear
 from mpiddp.collectives import MPI
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.tuning import Range, Tuning
-from mpiddp.errors import ConfigurationError
-from mpiddp.launch.failure.failure import FailureHandler
-from mpiddp.launch.options import Options
-from mpiddp.launch.startup import start
 from mpiddp.schedules.registry import names
-from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach
+from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach, register_comm_hook
+
+STEPS = 6
+BUCKET_MEGABYTES = 0.05
+"""Small ones, so that there are several."""
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(40, 130), nn.Tanh(), nn.Linear(130, 130), nn.Linear(130, 7))
+
+
+def train(rank: int, synchronization: Synchronization | None) -> tuple[torch.Tensor, dict]:
+    """The trained parameters, flat; and what is to be said of the buckets."""
+    model = DistributedDataParallel(
+        make_model(),
+        bucket_cap_mb=BUCKET_MEGABYTES,
+        gradient_as_bucket_view=synchronization is not None,
+    )
+    hook = attach(synchronization, model) if synchronization is not None else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    samples = torch.Generator().manual_seed(rank)
+    overlaps = set()
+    for step in range(STEPS):
+        if hook is not None and step == STEPS // 2:
+            hook.overlap = not hook.overlap
+        features = torch.randn(9, 40, generator=samples)
+        labels = torch.randint(0, 7, (9,), generator=samples)
+        loss = nn.functional.cross_entropy(model(features), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        overlaps.add(None if hook is None else hook.overlap)
+        optimizer.step()
+    shared = {parameter.grad.is_shared() for parameter in model.parameters()}
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return flat, {"shared": sorted(shared), "overlaps": len(overlaps)}
+
+
+def join_early(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[float]:
+    """Rank 0 has one step, the others have all; how far each way leads from plain DDP."""
+    rank = session.world.rank
+
+    def train_uneven(way: dict[str, Any] | None) -> torch.Tensor:
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MEGABYTES)
+        if way is not None:
+            assert register_comm_hook(model, **way) is model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        samples = torch.Generator().manual_seed(rank)
+        with model.join():
+            for step in range(STEPS if rank > 0 else 1):
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
+                model(torch.randn(9, 40, generator=samples)).square().mean().backward()
+                optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    plain = train_uneven(None)
+    return [float((train_uneven(way) - plain).abs().max()) for way in ways]
+
+
+def refuse(session: mpiddp.Session) -> list[str]:
+    model = DistributedDataParallel(make_model())
+    alone, _ = torch.distributed.new_subgroups(1)
+    calls: list[Callable[[], object]] = [
+        lambda: register_comm_hook(model.module),  # type: ignore[arg-type]
+        lambda: register_comm_hook(DistributedDataParallel(make_model(), process_group=alone)),
+        lambda: register_comm_hook(model, "central"),
+        lambda: register_comm_hook(model, wire_dtype="bfloat16"),  # type: ignore[arg-type]
+        lambda: register_comm_hook(model, wire_dtype=torch.int32),
+        lambda: register_comm_hook(register_comm_hook(model)),
+        lambda: register_comm_hook(
+            DistributedDataParallel(nn.Sequential(nn.Embedding(5, 3, sparse=True)))
+        ),
+    ]
+    return list(map(hear, calls))
+
+
+def differ(session: mpiddp.Session) -> str:
+    """What is said of an algorithm of one's own whose owners of chunks are drawn on each rank."""
+    model = DistributedDataParallel(make_model())
+    with wrong_algorithms.registered():
+        return hear(lambda: register_comm_hook(model, "drawn"))
+
+
+def compare(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Train in each of ``ways``, arguments of a Synchronization; compare with plain DDP."""
+    torch.set_num_threads(1)
+    plain, _ = train(session.world.rank, None)
+    reports = []
+    for way in ways:
+        name = way.get("wire_dtype")
+        found, said = train(
+            session.world.rank,
+            Synchronization(**{**way, "wire_dtype": name and getattr(torch, name)}),
+        )
+        digest = session.gather(found.numpy().tobytes())
+        difference = float((found - plain).abs().max() / plain.abs().max())
+        reports.append({"same": len(set(digest)) == 1, "difference": difference, **said})
+    return reports
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
 
 ROUNDING = 2e-6
 """Of float32, added up in another order over some steps, relative to the largest parameter."""
@@ -40,7 +141,7 @@ WHOLE = [name for name in names() if name != "central"]
 def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size, pool):
     ways = [{"algorithm": name} for name in ("auto", *WHOLE, "ring:segments=3")]
     ways += [{"algorithm": "ring", "transport": each} for each in ("mpi", "torch")]
-    found = pool(launcher, size).call(hooked.compare, ways, timeout=120).values
+    found = pool(launcher, size).call(compare, ways, timeout=120).values
     for rank, reports in enumerate(found):
         for way, report in zip(ways, reports, strict=True):
             assert report["same"], (rank, way)
@@ -59,7 +160,7 @@ def test_gradients_travel_in_a_narrower_type(pool):
         for algorithm, transport in (("auto", "auto"), ("ring", "mpi"))
         for name in ("bfloat16", "float16")
     ]
-    for reports in pool("openmpi", 3).call(hooked.compare, ways).values:
+    for reports in pool("openmpi", 3).call(compare, ways).values:
         for way, report in zip(ways, reports, strict=True):
             assert report["same"], way
             # Something was rounded on the way, and not much.
@@ -67,12 +168,11 @@ def test_gradients_travel_in_a_narrower_type(pool):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("train", [hooked.train_ordinary, hooked.join_early])
-def test_one_line_in_an_ordinary_script_changes_nothing(train, pool):
+def test_one_line_in_an_ordinary_script_changes_nothing(pool):
     """Also if a rank has joined, which counts with zeros."""
     ways = [{}, {"overlap": True}, {"algorithm": "ring", "transport": "mpi"}]
     narrow = {"wire_dtype": torch.bfloat16}
-    for *same, rounded in pool("openmpi", 2).call(train, [*ways, narrow]).values:
+    for *same, rounded in pool("openmpi", 2).call(join_early, [*ways, narrow]).values:
         # Two numbers are added in one order only, so that all bits are the same.
         assert same == [0.0] * 3
         assert 0 < rounded < 1e-3
@@ -80,7 +180,7 @@ def test_one_line_in_an_ordinary_script_changes_nothing(train, pool):
 
 @pytest.mark.mpi
 def test_what_cannot_be_synchronized_is_refused_in_one_line(pool):
-    for said in pool("openmpi", 2).call(hooked.refuse).values:
+    for said in pool("openmpi", 2).call(refuse).values:
         module, ranks, algorithm, dtype, integer, twice, sparse = said
         assert module == "expected a model in DistributedDataParallel, found Sequential"
         assert "process group has 1 ranks, and the session 2" in ranks
@@ -94,41 +194,8 @@ def test_what_cannot_be_synchronized_is_refused_in_one_line(pool):
 @pytest.mark.mpi
 def test_an_algorithm_that_makes_another_schedule_on_each_rank_is_refused(pool):
     """All messages would have the same lengths, and sums would be wrong in silence."""
-    for said in pool("openmpi", 2).call(hooked.differ).values:
+    for said in pool("openmpi", 2).call(differ).values:
         assert said.startswith("the schedule of drawn must be the same on all ranks, but it d")
-
-
-@pytest.fixture
-def model():
-    """DDP on the only rank of a session."""
-    with start(Options(backend="gloo", allow_shared_gpu=True), FailureHandler()):
-        yield DistributedDataParallel(nn.Linear(5, 3), gradient_as_bucket_view=True)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "dtype"), [("auto", torch.bfloat16), ("ring", torch.float32)]
-)
-def test_a_rank_alone_has_its_own_gradients_rounded_or_not(model, algorithm, dtype):
-    attach(Synchronization(algorithm, wire_dtype=dtype, overlap=True), model)
-    features = torch.ones(4, 5) / 3
-    torch.autograd.backward(model(features).sum())
-    rounded = (4 * features[0]).to(dtype).float()
-    assert torch.equal(model.module.weight.grad, rounded.expand(3, 5))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "on_gpu", "transport", "message"),
-    [
-        ([0, 1], False, "shared-memory", "not possible here: the ranks are on several nodes"),
-        ([0, 0], True, "mpi", "works on CPU memory, but the tensor is on a GPU: use torch"),
-    ],
-)
-def test_a_transport_that_is_not_possible_is_refused_before_the_first_step(
-    nodes, on_gpu, transport, message
-):
-    communicator = Crew(nodes).communicators[0]
-    with pytest.raises(ConfigurationError, match=message):
-        ScheduleHook(Synchronization("ring", transport), communicator, on_gpu=on_gpu)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +223,7 @@ def test_a_table_for_some_sizes_leaves_the_others_to_the_rule(nodes):
     assert hook._shares == (communicator.node_memory is not None)
 
 
-# ---- buckets in shared memory -------------------------------------------------------------
+# ---- buckets in shared memory ------------------------------------------------------------
 
 BUCKET = 4000
 """Bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import data_files
 import reading
+from launchers import ROOT, run_python
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.session import Session
 from mpiddp.training.data import device_data
 from mpiddp.training.data.batches import Cut, make_evaluation_batches, make_training_batches
 from mpiddp.training.data.data_sets import DataSet, Split, load
@@ -23,11 +28,11 @@ from mpiddp.training.data.device_data import DeviceSplit, fits, move, place
 from mpiddp.training.data.image_data import CIFAR10, Shift
 from mpiddp.training.data.reading import BatchReading
 from mpiddp.training.data.samples import Batch, Key, Samples
-from mpiddp.training.options.config import Configuration
-from mpiddp.training.options.groups.registry import DATASETS
+from mpiddp.training.options.config import Configuration, parse
+from mpiddp.training.options.groups.registry import DATASETS, MODELS
 from mpiddp.training.task.loading import read_first
 from mpiddp.training.task.models import build
-from mpiddp.training.task.task import cross_entropy
+from mpiddp.training.trainer import train
 
 
 @pytest.fixture(params=sorted(DATASETS))
@@ -39,6 +44,7 @@ def configuration(
 
 def test_samples_have_the_types_that_models_take(configuration: Configuration) -> None:
     data = load(configuration)
+    assert data.digest() == load(configuration).digest()
     for split in (data.train, data.test):
         inputs, targets, _ = Samples(split).read(Key(1, list(range(len(split)))))
         assert inputs.dtype == (torch.int64 if configuration.data == "text" else torch.float32)
@@ -49,10 +55,6 @@ def test_samples_have_the_types_that_models_take(configuration: Configuration) -
         assert found <= set(range(data.classes))
         # Not every byte occurs in a text.
         assert len(found) == data.classes or data.classes == 256
-
-
-def test_a_data_set_is_the_same_every_time(configuration: Configuration) -> None:
-    assert load(configuration).digest() == load(configuration).digest()
 
 
 @pytest.mark.parametrize("name", ["synthetic", "toy"])
@@ -66,20 +68,16 @@ def digits() -> DataSet:
     return load(Configuration(data="digits"))
 
 
-def test_digits_are_those_of_the_original_collection() -> None:
+def test_digits_are_those_of_the_original_collection_each_in_one_split() -> None:
     # Samples per digit of the collection's test part, from UCI's optdigits.names.
     counts = Counter(np.concatenate([digits().train.labels, digits().test.labels]).tolist())
     assert [counts[digit] for digit in range(10)] == [
         178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
     ]  # fmt: skip
     assert digits().shape == (1, 8, 8)
-
-
-def test_no_digit_is_in_both_splits() -> None:
     splits = digits().train, digits().test
     train, test = ({row.tobytes() for row in split.features} for split in splits)
-    assert len(train) + len(test) == 1797
-    assert not train & test
+    assert len(train) + len(test) == 1797 and not train & test
 
 
 @pytest.mark.parametrize("part", ["features", "labels"])
@@ -106,7 +104,7 @@ def test_samples_that_make_no_batch_are_refused(samples: list[Any], message: str
         read_first(Samples(samples), 2, session)
 
 
-# ---- on a device ---------------------------------------------------------------------------------
+# ---- on a device ------------------------------------------------------------------------------
 
 
 COUNT = 25
@@ -167,7 +165,7 @@ def test_only_what_fits_a_gpu_is_moved(images: Split, monkeypatch: pytest.Monkey
     assert place(images, GPU) is images
 
 
-# ---- text, and the model that predicts it --------------------------------------------------------
+# ---- text, and the model that predicts it -----------------------------------------------------
 
 
 def test_the_target_of_each_byte_is_the_next_one(tmp_path: Path) -> None:
@@ -207,25 +205,83 @@ def test_the_transformer_sees_no_later_byte() -> None:
         build("transformer", (1, 8, 8), 10)
 
 
-def train(data: DataSet, steps: int, length: int) -> float:
-    """The test loss after so many steps."""
-    torch.manual_seed(0)
-    model = build("transformer", data.shape, data.classes)
-    samples = Samples(data.train)
-    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
-    for step in range(steps):
-        places = [(length * step + each) % len(data.train) for each in range(length)]
-        inputs, targets, _ = samples.read(Key(1, places))
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-    inputs, targets, _ = Samples(data.test).read(Key(0, list(range(len(data.test)))))
-    with torch.no_grad():
-        return cross_entropy(model(inputs), targets).item()
-
-
-def test_the_transformer_learns_what_follows(tmp_path: Path) -> None:
+def test_the_transformer_learns_what_follows(session: Session, tmp_path: Path) -> None:
     (tmp_path / "cycle").write_bytes(bytes(np.random.default_rng(0).permutation(20).tolist()) * 100)
-    data = load(Configuration(data="text", text=tmp_path / "cycle", context=16))
+    words = ["--data", "text", "--text", str(tmp_path / "cycle"), "--context", "16"]
+    words += ["--batch-size", "8", "--epochs", "6", "--runs-dir", str(tmp_path)]
+    words += ["--optimizer", "adamw", "--learning-rate", "0.002", "--schedule", "constant"]
     # A model that does not look at the bytes before has a loss of log(20).
-    assert train(data, steps=60, length=8) < math.log(20) / 2
+    row = train(parse(words), session, FailureHandler())
+    assert row.test_loss is not None and row.test_loss < math.log(20) / 2
+
+
+# ---- models ------------------------------------------------------------------------------------
+
+
+IMAGE_MODELS = sorted(set(MODELS) - {"transformer", "resnet50"})
+"""Without a second resnet, which takes longest."""
+SHAPES = [(3, 32, 32), (2, 5, 7)]
+
+
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_model_maps_samples_to_a_score_per_class(name: str, shape: tuple[int, ...]) -> None:
+    def draw(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return build(name, shape, classes=7)
+
+    model, samples = draw(1), torch.randn(3, *shape)
+    scores = model(samples)
+    assert scores.shape == (3, 7)
+    scores.square().sum().backward()
+    assert all(each.grad.abs().sum() > 0 for each in model.parameters())
+    same, other = (draw(seed).eval() for seed in (1, 2))
+    assert torch.equal(*map(nn.utils.parameters_to_vector, (model.parameters(), same.parameters())))
+    # A sample is judged by itself.
+    torch.testing.assert_close(same(samples)[2:], same(samples[2:]))
+    assert not torch.equal(same(samples), other(samples))
+
+
+@pytest.mark.parametrize("data", sorted(DATASETS))
+def test_the_model_of_a_data_set_fits_it(data, tmp_path, monkeypatch):
+    configuration = data_files.provide(data, tmp_path, monkeypatch).resolve()
+    found = load(configuration)
+    model = build(configuration.model, found.shape, found.classes)
+    inputs, targets, _ = Samples(found.test).read(Key(0, [0, 1]))
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    assert 0 < loss.item() < 2 * math.log(found.classes) + 2
+
+
+def test_the_mlp_for_toy_data_goes_from_10_over_50_to_2() -> None:
+    shapes = [tuple(parameter.shape) for parameter in build("mlp", (10,), 2).parameters()]
+    assert shapes == [(50, 10), (50,), (2, 50), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters"),
+    # torchvision's documentation; the one for CIFAR-10 as in many works that train it.
+    [
+        ("resnet18", (3, 224, 224), 1000, 11_689_512),
+        ("resnet18", (3, 32, 32), 10, 11_173_962),
+        ("resnet50", (3, 224, 224), 1000, 25_557_032),
+    ],
+)
+def test_a_resnet_has_the_known_number_of_parameters(name, shape, classes, parameters):
+    model = build(name, shape, classes)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+# ---- torchvision beside a torch that its wheel was not built for ------------------------------
+
+
+def test_the_trainer_needs_it_for_what_is_of_it_alone(tmp_path):
+    (tmp_path / "torchvision.py").write_text("raise ModuleNotFoundError(name=__name__)")
+    words = ("-m", "mpiddp.train", "--data=synthetic", "--samples=60", "--epochs=1", "--model")
+    # Several threads for a small model only wait for each other on a busy machine.
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT))), "OMP_NUM_THREADS": "1"}
+    for model, code, said in (
+        ("convnet", 0, "Training done"),
+        ("resnet18", 2, "pip install 'mpiddp[vision]'"),
+    ):
+        found = run_python(*words, model, cwd=tmp_path, env=variables, timeout=160)
+        assert said in found.expect(code).output

@@ -77,13 +77,6 @@ def test_stages_are_those_of_one_step(tmp_path: Path) -> None:
     assert found == [(1, {**none, "read": 50.0, "update": 100.0}), (2, {**none, "read": 10.0})]
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path / part / "run", [row(1)]) for part in ("a", "b")]
-    paths.append(write_run(tmp_path / "other", [row(1)]))
-    labels = [history.label for history in read_histories(list(map(str, paths)))]
-    assert labels == [str(paths[0]), str(paths[1]), "other"]
-
-
 def refuse(name: str, runs_dir: Path) -> str:
     with pytest.raises(ConfigurationError) as caught:
         read_histories([name], runs_dir)
@@ -142,7 +135,7 @@ def test_no_bytes_are_worse_than_damaged(line: bytes) -> None:
     assert parse_row(line) is None
 
 
-# ---- pictures of runs ----------------------------------------------------------------------------
+# ---- pictures of runs -------------------------------------------------------------------------
 
 
 def write_runs(folder: Path, names: list[str], **values: Any) -> None:
@@ -243,14 +236,3 @@ def test_mistakes_are_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def read_error(words: list[str]) -> None:
     """As `plot.main`; its failure handler would end this process."""
     plot.draw_runs(read(plot.PlotOptions, words, "plot", ""))
-
-
-def test_help_needs_no_library() -> None:
-    program = (
-        "import sys; from mpiddp import plot\n"
-        "try: plot.main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print(sorted({'torch', 'numpy', 'mpi4py', 'matplotlib'} & set(sys.modules)))"
-    )
-    result = run_python("-c", program)
-    assert result.stdout.splitlines()[-1] == "[]", result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ import pytest
 import torch
 
 import data_files
-import loading
+import trainings
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Session
 from mpiddp.training.data import image_data
 from mpiddp.training.data.data_sets import Split, load
 from mpiddp.training.data.download import fetch
@@ -124,12 +126,18 @@ def test_missing_and_damaged_files_are_told_with_the_command_that_fetches_them(
         load(configuration)
 
 
+def refuse_apart(session: Session, folder: Path, *words: str) -> str:
+    """As `trainings.refuse`, where each rank is in its own directory, ``rank-N``."""
+    os.chdir(folder / f"rank-{session.world.rank}")
+    return trainings.refuse(session, *words)
+
+
 @pytest.mark.mpi
 def test_all_ranks_refuse_what_one_of_them_does_not_find(pool: Pools, tmp_path: Path) -> None:
     ranks, words = pool("openmpi", 2), ["--data", "imagefolder", "--data-dir", "data"]
 
     def refuse() -> str:
-        called: Any = ranks.call(loading.refuse_apart, tmp_path, *words)
+        called: Any = ranks.call(refuse_apart, tmp_path, *words)
         assert called.output == "" and len(set(called.values)) == 1, called
         said: str = called.values[0]
         assert said.startswith("2: ") and "\n" not in said
@@ -193,7 +201,7 @@ def test_the_digest_of_a_folder_sees_names_sizes_and_first_bytes(tmp_path: Path)
     assert len(set(digests)) == 4
 
 
-# ---- fetched from a server on this machine -------------------------------------------------------
+# ---- fetched from a server on this machine ----------------------------------------------------
 
 
 @pytest.fixture

@@ -7,7 +7,10 @@ import json
 import math
 import re
 import resource
-from collections.abc import Iterator
+import sys
+import threading
+import types
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +20,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trainings
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.session import Session
+from mpiddp.training.options.config import parse
 from mpiddp.training.rank_costs import SHORTEST, SLOW, RankCosts, add_costs, describe_slow_rank
-from mpiddp.training.records import metrics_file
+from mpiddp.training.records import metrics_file, trackers
 from mpiddp.training.records.metrics import (
     Row,
     StepsRow,
     Totals,
     describe_end,
     describe_epoch,
-    describe_staleness,
     describe_start,
 )
 from mpiddp.training.records.metrics_file import MetricsFile, read_last_row
 from mpiddp.training.records.network import Counters, Network, NetworkMeter, describe, read_counters
+from mpiddp.training.records.profiling import ACTIVE, WAIT, WARM_UP, StepProfiler
+from mpiddp.training.records.trackers import Run, Tracker, list_values
 from mpiddp.training.run_output import RankLog
 from mpiddp.training.step.stages import Costs, StepStage
+from mpiddp.training.trainer import train
+from pool import Pools
 
 ROW = Row(
     attempt=1,
@@ -163,14 +173,6 @@ def test_metrics_have_whole_rows_and_lose_none(tmp_path: Path) -> None:
     assert path.read_text() == 4 * before
 
 
-def test_the_line_of_staleness() -> None:
-    assert describe_staleness({0: 6, 1: 1, 3: 1}) == (
-        "Staleness, in updates: mean 0.50, at most 3 (0: 75.0%, 1: 12.5%, 3: 12.5%)"
-    )
-    line = describe_staleness(dict.fromkeys(range(8), 1))
-    assert "at most 7" in line and line.endswith("5: 12.5%, 2 more)")
-
-
 @pytest.mark.parametrize(
     ("device", "nodes", "first", "product"),
     [
@@ -192,7 +194,7 @@ def test_the_first_lines(device: str, nodes: list[int], first: str, product: str
     )
 
 
-# ---- the log of each rank ------------------------------------------------------------------------
+# ---- the log of each rank ---------------------------------------------------------------------
 
 
 def test_a_log_is_appended_to(tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     assert len(warnings) == 1 and "could not be written" in warnings[0]
 
 
-# ---- what interfaces count -----------------------------------------------------------------------
+# ---- what interfaces count --------------------------------------------------------------------
 
 
 def test_infiniband_counts_in_four_octets(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_ranks_are_joined_by_their_node() -> None:
     assert add_costs(ROW, [replace(ranks[0], network=None)]).network is None
 
 
-# ---- which rank the others wait for --------------------------------------------------------------
+# ---- which rank the others wait for -----------------------------------------------------------
 
 
 STEPS = 100
@@ -288,10 +290,7 @@ def test_nobody_is_named_for_little() -> None:
     assert describe_slow_rank([make_rank()]) is None
     quick = make_rank(forward=SHORTEST / 2, waited=1.0)
     assert describe_slow_rank([quick, make_rank(forward=SHORTEST)]) is None
-
-
-def test_a_busy_rank_that_waits_holds_nobody_up() -> None:
-    """Its work takes long, but it is done before the others': what they wait for is another."""
+    # A rank's work takes long, but is done before the others': what they wait for is another.
     assert describe_slow_rank([make_rank(waited=0.0), make_rank(forward=3.0, waited=1.0)]) is None
 
 
@@ -312,3 +311,210 @@ def test_workers_that_took_different_numbers_of_steps_are_compared_by_step(steps
     found[slow].costs.seconds[StepStage.COMMUNICATION] = 0
     line = describe_slow_rank(found)
     assert re.match(rf"Straggler: rank {slow} on node1 takes 3.0 times", line)
+
+
+# ---- traces of steps ---------------------------------------------------------------------------
+
+
+TOY = ["--data", "toy", "--samples", "400", "--epochs", "1"]
+CPU = torch.device("cpu")
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return events
+
+
+def count_multiplications(path: Path) -> int:
+    return sum(event.get("name") == "aten::mm" for event in read_events(path))
+
+
+def run_steps(path: Path, steps: int, warnings: list[str]) -> None:
+    profiler = StepProfiler(path, CPU, warnings.append)
+    for _ in range(steps):
+        torch.ones(3, 4) @ torch.ones(4, 5)
+        profiler.step()
+    profiler.close()
+
+
+@pytest.mark.parametrize("more", [0, 7, 2 - ACTIVE])
+def test_some_steps_are_recorded(more: int, tmp_path: Path) -> None:
+    path, warnings = tmp_path / "profile" / "rank-0.json", []
+    run_steps(path, WAIT + WARM_UP + ACTIVE + more, warnings)
+    assert warnings == []
+    assert count_multiplications(path) == ACTIVE + min(more, 0)
+    (first, *_) = (event for event in read_events(path) if event.get("name") == "aten::mm")
+    assert first["args"]["Input Dims"] == [[3, 4], [4, 5]]
+    assert any(event.get("name") == "[memory]" for event in read_events(path))
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_what_cannot_be_recorded_is_told(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    run_steps(tmp_path / "a.json", 3, warnings)
+    assert warnings == [f"no profile: it begins after {WAIT + WARM_UP} steps"]
+    (tmp_path / "file").touch()
+    run_steps(tmp_path / "file" / "a.json", 20, warnings)
+    assert len(warnings) == 2 and "a.json could not be written" in warnings[1]
+
+
+@pytest.mark.mpi
+def test_the_ranks_that_are_named_write_a_trace(pool: Pools, tmp_path: Path) -> None:
+    words = [["--name", name, *TOY, "--profile", name] for name in ("all", "1")]
+    pool("openmpi", 2).call(trainings.run, *words, cwd=tmp_path)
+    for said in pool("openmpi", 2).call(trainings.refuse, *TOY, "--profile", "2").values:
+        assert said.startswith("2: --profile 2 names none of the job's ranks")
+    for name, expected in (("all", [0, 1]), ("1", [1])):
+        folder = tmp_path / "runs" / name / "profile"
+        assert sorted(path.name for path in folder.iterdir()) == [
+            f"rank-{rank}.json" for rank in expected
+        ]
+        names = {event.get("name") for event in read_events(folder / "rank-1.json")}
+        assert {"aten::addmm", "gloo:all_reduce"} <= names
+
+
+@pytest.mark.parametrize("words", [["--profile"], ["--profile", *TOY], ["--profile=0"]])
+def test_rank_0_is_meant_where_no_rank_is_named(words: list[str]) -> None:
+    assert parse(words).profile == "0"
+    assert parse(["--profile", "1", *TOY]).profile == "1"
+
+
+# ---- trackers ----------------------------------------------------------------------------------
+
+
+COSTS = {"stages": {"read": 0.5}, "sent_bytes": [10, 30], "bandwidth": [None, 5.0]}
+TIMED = replace(ROW, **COSTS)
+
+
+def test_the_numbers_of_a_row_have_names() -> None:
+    values = list_values(TIMED)
+    assert values["loss"] == ROW.loss and values["accuracy"] == ROW.metrics["accuracy"]
+    assert values["stages/read"] == 0.5
+    assert values["sent_bytes"] == 20 and values["bandwidth"] == 5
+    assert "test_loss" not in values and "parameters" not in values and "step" not in values
+
+
+# A library that is made up
+
+
+class Client:
+    """Notes what it is told; fails, or does not answer, where it is to."""
+
+    def __init__(self, run: Run) -> None:
+        self.logged: list[tuple[Mapping[str, float], int]] = []
+        self.ends: list[bool] = []
+        self.error: Exception | None = None
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.answers.wait(30)
+        if self.error is not None:
+            raise self.error
+        self.logged.append((values, step))
+
+    def close(self, *, is_done: bool) -> None:
+        self.ends.append(is_done)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    made = Client(Run(Path(), {}, 0))
+    monkeypatch.setitem(trackers.CLIENTS, "wandb", lambda run: made)
+    yield made
+    made.answers.set()
+
+
+def test_an_error_is_one_warning_and_no_answer_holds_up_nothing(client, monkeypatch):
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.1)
+    warnings: list[str] = []
+    for error in (OSError("no\nnetwork"), None):
+        client.error = error
+        if error is None:
+            client.answers.clear()
+        tracker = Tracker("wandb", Run(Path("runs/first"), {}, 0), warnings.append)
+        for _ in range(3):
+            tracker.log(TIMED)
+        tracker.close(is_done=True)
+    assert warnings == [
+        "wandb does not take the metrics, and gets no more: OSError: no",
+        "wandb did not take all metrics within 0.1 s",
+    ]
+
+
+def test_weights_and_biases_is_called_as_its_documentation_says(monkeypatch):
+    """https://docs.wandb.ai/ref/python/init/ and /run/: `init`, `Run.log`, `Run.finish`."""
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append((name, arguments, options))
+            return run
+
+        return call
+
+    run = types.SimpleNamespace(log=note("log"), finish=note("finish"))
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=note("init")))
+    for step, resume in ((0, None), (45, "allow")):
+        calls.clear()
+        client = trackers.WeightsAndBiases(Run(Path("runs/a b#1"), {"epochs": 2}, step))
+        client.log({"loss": 1.0}, 90)
+        client.close(is_done=False)
+        given = {
+            "project": "mpiddp", "name": "a b#1", "id": "a-b-1", "dir": "runs/a b#1",
+            "config": {"epochs": 2}, "resume": resume,
+        }  # fmt: skip
+        assert calls == [
+            ("init", (), given),
+            ("log", ({"loss": 1.0},), {"step": 90}),
+            ("finish", (), {"exit_code": 1}),
+        ]
+
+
+# From the trainer
+
+
+def run_trainer(session: Session, folder: Path, *words: str) -> None:
+    common = ["--data", "toy", "--samples", "200", "--epochs", "2", "--name", "first"]
+    configuration = parse([*common, "--runs-dir", str(folder), *words])
+    train(configuration, session, FailureHandler())
+
+
+def test_the_trainer_tells_each_epoch(client, session, tmp_path, monkeypatch):
+    monkeypatch.setattr("mpiddp.training.shared_run.check_library", lambda name: None)
+    run_trainer(session, tmp_path, "--track", "wandb", "--log-every", "5")
+    assert [step for _, step in client.logged] == [5, 10, 10, 15, 20, 20]
+    assert client.logged[5][0]["test_accuracy"] > 0.5
+    names = {"steps/epochs", "steps/loss", "steps/accuracy", "steps/learning_rate", "steps/epoch"}
+    assert client.logged[3][0].keys() == names
+    assert client.ends == [True]
+
+
+# The libraries themselves
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_tensorboard_holds_the_rows(session: Session, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    run_trainer(session, tmp_path, "--track", "tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "first" / "tensorboard")).Reload()
+    assert [each.step for each in events.Scalars("loss")] == [10, 20]
+    assert [each.step for each in events.Scalars("stages/forward")] == [10, 20]
+    assert "configuration/text_summary" in events.Tags()["tensors"]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_mlflow_holds_the_rows_of_all_attempts(session: Session, tmp_path: Path) -> None:
+    mlflow: Any = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    run_trainer(session, tmp_path, "--track", "mlflow")
+    (tmp_path / "first" / "outcome.json").unlink(missing_ok=True)
+    run_trainer(session, tmp_path, "--track", "mlflow", "--epochs", "3")
+    (run,) = mlflow.search_runs(experiment_names=["mpiddp"], output_format="list")
+    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
+    assert run.data.params["data"] == "toy"
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert [each.step for each in history] == [10, 20, 30]

@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 import fsdp_memory
+import kinds
 import observed
 import trainings
 from mpiddp.errors import ConfigurationError
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.wrapping import engine
+from mpiddp.training.wrapping.parameters import check_parameters
 from observed import Observation
 from pool import Pools
 
@@ -207,6 +209,8 @@ def test_a_compiled_model_trains_alike(pool: Pools, tmp_path: Path) -> None:
         assert find_difference(plain, found) < 1e-5
 
 
+SERVED = ("--sync", "parameter-server")
+DEDICATED = (*SERVED, "--server-placement=dedicated")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "fp16": (("--precision", "fp16"), "precision: fp16 needs GPUs, found CPUs"),
     "none": (("--parallel", "none"), "parallel: none is for one rank, found 2: start one, or use"),
@@ -214,6 +218,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "offload": (("--parallel", "fsdp", "--cpu-offload"), "cpu_offload: expected GPUs"),
     "groups": (("--activation-checkpointing",), "activation_checkpointing: expected modules with"),
     "images": (("--channels-last",), "channels_last: expected images"),
+    "model": (("--model", "convnet"), "model: convnet expects images"),
+    "batch": (("--batch-size", "161"), "batch_size: expected at most 80"),
+    "ranks": (("--samples", "2"), "expected at least one training sample per rank, found 1"),
+    "place": (("--runs-dir", "bad.toml"), "runs_dir: "),
+    "roles": ((*SERVED, "--servers=3"), "3 servers need as many ranks, found 2: "),
+    "workers": ((*DEDICATED, "--servers=2"), "2 dedicated servers leave no worker"),
+    "straggler": ((*DEDICATED, "--straggler=1=3"), "straggler: rank 1 computes nothing"),
+    "central": (("--sync", "central"), "central leaves out the buffers of 1 of 2 ranks"),
     # 162 samples: two of them in the sixth step.
     "single": (
         ("--samples", "202", "--model", "trainings:build_normalised"),
@@ -241,11 +253,13 @@ def test_dp_takes_the_gpus_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_had_is_one_line(name: str, pool: Pools, tmp_path: Path) -> None:
     options, message = REFUSED[name]
+    (tmp_path / "bad.toml").write_text("epoch = 3\n")
     called: Any = pool("openmpi", 2).call(trainings.refuse, *TOY, *options, cwd=tmp_path)
     for said in called.values:
         assert said.startswith(f"2: {message}"), said
         assert "\n" not in said
-    assert not (tmp_path / "runs").exists()
+    assert called.output == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
 
 
 @pytest.mark.mpi
@@ -269,3 +283,107 @@ def test_a_compiler_that_does_not_work_is_one_line(monkeypatch: pytest.MonkeyPat
         "compile: torch.compile does not work here: RuntimeError: No working C++ compiler found: "
         "leave out --compile"
     )
+
+
+# ---- kinds of parameters -----------------------------------------------------------------------
+
+
+FEW = ("--data", "toy", "--samples", "160", "--epochs", "1")
+WAYS: dict[str, tuple[str, ...]] = {
+    "framework": FEW,
+    "schedule": (*FEW, "--sync", "ring"),
+    "served": (*FEW, "--sync", "parameter-server"),
+    "averaged": (*FEW, "--sync", "ring", "--average-every", "2"),
+    "sharded": (*FEW, "--parallel", "fsdp"),
+    "treated": (*FEW, "--optimizer=adamw", "--clip-norm=1", "--ema=0.9", "--on-nan=skip"),
+    "searched": (*FEW, "--find-unused-parameters", "--batch-size", "auto"),
+}
+EQUAL = ("schedule", "served", "sharded")
+"""Ways whose result is that of ``framework`` up to rounding."""
+GOOD = ("dense", "integer", "frozen", "tied")
+"""Kinds that are trained in every way."""
+SPARSE = "cannot be combined with parameter odd.weight, which has sparse gradients: make its emb"
+COMPLEX = "cannot be combined with parameter odd, which is complex: give --sync framework"
+META = "cannot be combined with parameter odd.weight, which is on the device meta, without values"
+TYPES = "which is of {} beside others of {}"
+LATE = "in no nn.Embedding or nn.EmbeddingBag with sparse=True"
+UNUSED = "found none of odd.weight, odd.bias: give --find-unused-parameters, or have the loss de"
+REFUSED_KINDS: dict[str, dict[str, str]] = {
+    "sparse": {"schedule": f"sync = 'ring' {SPARSE}", "sharded": f"parallel = 'fsdp' {SPARSE}"},
+    "complex": {
+        "served": f"sync = 'parameter-server' {COMPLEX}",
+        "sharded": TYPES.format("torch.float32", "torch.complex64"),
+    },
+    "empty": {"sharded": "parameter odd, which has no elements: give --parallel ddp"},
+    "mixed": {
+        way: TYPES.format("torch.bfloat16", "torch.float32") for way in ("served", "sharded")
+    },
+    "unused": dict.fromkeys(("framework", "schedule", "treated"), UNUSED),
+    # Only in some steps.
+    "late": dict.fromkeys(("framework", "schedule", "treated"), UNUSED),
+    "meta": dict.fromkeys(WAYS, META),
+    "functional": dict.fromkeys(("framework", "schedule", "treated", "searched"), LATE),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", [*GOOD, *REFUSED_KINDS])
+def test_every_kind_is_trained_in_every_way_or_refused_in_one_line(
+    kind: str, pool: Pools, tmp_path: Path
+) -> None:
+    # torch's FSDP knows of no sparse gradient, and says so itself.
+    ways = {way: WAYS[way] for way in WAYS if (kind, way) != ("functional", "sharded")}
+    rows = pool("openmpi", 2).call(kinds.train, kind, ways, cwd=tmp_path).values[0]
+    for way, message in REFUSED_KINDS.get(kind, {}).items():
+        said = rows.pop(way)
+        assert isinstance(said, str), way
+        assert said.startswith("2: ")
+        assert message in said
+        assert "\n" not in said
+        assert kind == "late" or not (tmp_path / "runs" / way).exists()
+    for row in rows.values():
+        assert isinstance(row, dict), row
+    if kind in ("sparse", "functional"):
+        # What dense gradients come to.
+        (tmp_path / "dense").mkdir()
+        plain = {way: WAYS[way] for way in ("framework", "treated", "averaged")}
+        dense = pool("openmpi", 2).call(kinds.train, "dense", plain, cwd=tmp_path / "dense")
+        for way in plain.keys() & rows.keys():
+            compare(rows[way], dense.values[0][way])
+    for way in rows.keys() & set(EQUAL):
+        if "framework" in rows:
+            compare(rows[way], rows["framework"])
+
+
+def compare(row: dict[str, Any], other: dict[str, Any]) -> None:
+    for name in ("loss", "test_loss"):
+        assert row[name] == pytest.approx(other[name], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "backend", "message"),
+    [
+        ("complex", {"precision": "fp16"}, "gloo", "precision = 'fp16' cannot be combined with"),
+        # An optimizer of one's own is given gradients as they are.
+        (
+            "sparse",
+            {"clip_norm": 1.0, "optimizer": "a:b"},
+            "gloo",
+            "clip_norm = 1.0 cannot be comb",
+        ),
+        ("sparse", {}, "nccl", "sync = 'framework' cannot be combined with parameter odd.weight"),
+    ],
+)
+def test_what_torch_does_not_do_with_some_gradients_is_refused(
+    kind: str, options: dict[str, Any], backend: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        check_parameters(kinds.Model(kind, 10, 2), Configuration(**options), backend)
+    assert str(raised.value).startswith(message)
+
+
+def test_fsdp_takes_several_types_in_separate_groups() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8).double())
+    check_parameters(module, Configuration(parallel="fsdp", wrap_parameters=30), "gloo")
+    with pytest.raises(ConfigurationError, match=r"1\.weight, which is of torch.float64"):
+        check_parameters(module, Configuration(parallel="fsdp"), "gloo")

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,25 +23,39 @@ import trainings
 from mpiddp.process.outcome import read_outcome
 from mpiddp.training.data.data_sets import load
 from mpiddp.training.options.config import Configuration
-from pool import Pools
+from pool import Pool, Pools
 from trainings import read_rows
 
 # Trainings
+
+
+def preempt(
+    ranks: Pool, folder: Path, words: list[str], calls: list[tuple[int, int]], most: int
+) -> list[int]:
+    """Train to the end; of each call the rank and the step of the signal.
+
+    Returns the steps after which all ranks left, up to ``most`` later.
+    """
+    left = [0]
+    for rank, step in calls:
+        call = ([rank], step - left[-1])
+        called = ranks.call(preempted.run_apart, words, call, cwd=folder)
+        (end,) = {each.left for each in called.values}
+        assert step <= end <= step + most
+        assert called.printed.count("Checkpoint written") == 1
+        left.append(end)
+    ranks.call(preempted.run_apart, words, None, cwd=folder)
+    return left
 
 
 @pytest.mark.mpi
 def test_a_preempted_run_ends_as_the_uninterrupted_one(pool, tmp_path):
     words, ranks = [*SMALL, "--save-every", "never"], pool("openmpi", 3)
     ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
-    # The rank and its step. Others may be a step ahead, so all stop one or two steps later.
-    steps = [(0, 1), (2, 4), (1, 8)]
-    called = ranks.call(preempted.run, [*words, "--name", "cut"], steps, cwd=tmp_path)
-    assert len({tuple(left) for left in called.values}) == 1
-    for left, (_, step) in zip(called.values[0], steps, strict=True):
-        assert step < left <= step + 2
-    assert called.printed.count("Checkpoint written") == len(steps)
+    calls = [(0, 1), (2, 4), (1, 8)]
+    left = preempt(ranks, tmp_path, [*words, "--name", "cut"], calls, 2)
     names = sorted(path.name for path in (tmp_path / "runs/cut/checkpoints").glob("step-*"))
-    assert names == sorted(f"step-{left}" for left in called.values[0][-2:])
+    assert names == sorted(f"step-{step}" for step in left[-2:])
     rows = [read_rows(tmp_path / "runs" / name, NOT_COMPARED) for name in ("cut", "whole")]
     assert rows[0] == rows[1]
 
@@ -52,12 +65,8 @@ def test_workers_and_a_dedicated_server_stop_within_an_epoch(pool, tmp_path):
     # Eight steps in each of two epochs.
     words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated"]
     words += ["--staleness", "2", "--save-every", "never", "--name", "run"]
-    steps = [(0, 1), (1, 9)]
-    called = pool("openmpi", 3).call(preempted.run, words, steps, cwd=tmp_path)
-    assert len({tuple(left) for left in called.values}) == 1
-    for left, (_, step) in zip(called.values[0], steps, strict=True):
-        # A worker that is not waited for may be ahead.
-        assert step < left <= step + 5
+    # A worker that is not waited for may be ahead.
+    preempt(pool("openmpi", 3), tmp_path, words, [(0, 1), (1, 9)], 5)
     rows = read_rows(tmp_path / "runs/run")
     assert [row["step"] for row in rows] == [8, 16]
     # One gradient of each worker in each step, over all attempts.
@@ -69,76 +78,49 @@ UNBOUNDED = (
     "--data", "synthetic", "--samples", "160", "--epochs", "2", "--batch-size", "4",
     "--sync", "parameter-server", "--staleness", "unlimited", "--keep", "50",
 )  # fmt: skip
-PLACEMENTS = {
-    "colocated": ("--servers", "2"),
-    "dedicated": ("--server-placement", "dedicated"),
-}
-PERIOD = 5
-"""Steps between two checkpoints."""
-
-
-@dataclass
-class Attempts:
-    """Of one training, one after the other; `preempted.run_apart` is one of a rank."""
-
-    pool: Pools
-    folder: Path
-    words: list[str]
-    found: list[list[preempted.RankRecord]] = field(default_factory=list)
-
-    def run(self, ranks: int, call: tuple[list[int], int] | None) -> str:
-        """Where the attempt before has left, this one begins. Returns what was printed."""
-        called = self.pool("openmpi", ranks).call(
-            preempted.run_apart, self.words, call, cwd=self.folder
-        )
-        assert len({(each.left, *each.weights) for each in called.values}) == 1
-        # All workers have taken equally many batches.
-        assert len({each.batches for each in called.values} - {0}) == 1
-        if self.found:
-            assert self.found[-1][0].weights[-1] == called.values[0].weights[0]
-        self.found.append(called.values)
-        return called.printed
-
-    def count_samples(self) -> Counter[bytes]:
-        return Counter(each for attempt in self.found for rank in attempt for each in rank.samples)
-
-    def count_batches(self) -> int:
-        return sum(rank.batches for attempt in self.found for rank in attempt)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_workers_without_a_bound_stop_after_the_same_step(placement, pool, tmp_path):
-    words = [*UNBOUNDED, *PLACEMENTS[placement]]
-    training = Attempts(pool, tmp_path, [*words, "--save-every", "never", "--name", "run"])
+def test_workers_without_a_bound_stop_after_the_same_step(pool, tmp_path):
+    words = [*UNBOUNDED, "--servers", "2", "--save-every"]
+    attempts: list[list[preempted.RankRecord]] = []
+
+    def run(ranks: int, call: tuple[list[int], int] | None, *more: str) -> str:
+        """Where the attempt before has left, this one begins. Returns what was printed."""
+        called = pool("openmpi", ranks).call(
+            preempted.run_apart, [*words, *more], call, cwd=tmp_path
+        )
+        assert len({(each.left, *each.weights) for each in called.values}) == 1
+        # All workers have taken equally many batches.
+        assert len({each.batches for each in called.values}) == 1
+        if attempts:
+            assert attempts[-1][0].weights[-1] == called.values[0].weights[0]
+        attempts.append(called.values)
+        return called.printed
+
+    def count_samples() -> Counter[bytes]:
+        return Counter(each for ranks in attempts for rank in ranks for each in rank.samples)
+
     # The signal reaches all ranks, or the last one before its first step.
-    training.run(3, ([0, 1, 2], 2))
-    first = training.count_samples().total()
-    training.run(2, ([1], 0))
-    assert 0 < first < training.count_samples().total() < 128
+    run(3, ([0, 1, 2], 2), "never", "--name", "run")
+    first = count_samples().total()
+    run(2, ([1], 0), "never", "--name", "run")
+    assert 0 < first < count_samples().total() < 128
+    assert all(each[0].left is not None for each in attempts)
+    printed = run(3, None, "5steps", "--name", "run")
     data = load(Configuration(data="synthetic", samples=160)).train
     samples = Counter(hashlib.sha256(each.tobytes()).digest() for each in data.features)
-    if placement == "dedicated":
-        # Or the only worker after the epoch's last step.
-        left = 128 - training.count_samples().total()
-        training.run(2, ([0], left // 4))
-        assert training.count_samples() == samples
-    assert all(each[0].left is not None for each in training.found)
-    training.words = [*words, "--save-every", f"{PERIOD}steps", "--name", "run"]
-    printed = training.run(3, None)
-    assert training.count_samples() == samples + samples
-    gradients = (1 if placement == "dedicated" else 2) * training.count_batches()
+    assert count_samples() == samples + samples
+    gradients = 2 * sum(rank.batches for ranks in attempts for rank in ranks)
     check_sums(tmp_path / "runs/run", gradients)
     saved = [int(step) for step in re.findall(r"Checkpoint written: \S+/step-(\d+) ", printed)]
-    begun, end = training.found[-2][0].left, saved[-1]
-    due = [step for step in range(begun + 1, end + 1) if step % PERIOD == 0 or step == end]
-    assert saved == due
+    begun, end = attempts[-2][0].left, saved[-1]
+    assert saved == [step for step in range(begun + 1, end + 1) if step % 5 == 0 or step == end]
     # No worker has gone on while the last rank, a server's, was slow to save.
     step = next(step for step in preempted.SLOW_STEPS if begun < step < end)
-    source = f"runs/run/checkpoints/step-{step}"
-    training = Attempts(pool, tmp_path, [*words, "--resume", source, "--name", "other"])
-    training.run(3, None)
-    assert 0 < training.count_samples().total() < 128
+    attempts.clear()
+    run(3, None, "never", "--resume", f"runs/run/checkpoints/step-{step}", "--name", "other")
+    assert 0 < count_samples().total() < 128
     check_sums(tmp_path / "runs/other", gradients)
 
 

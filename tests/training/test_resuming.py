@@ -54,12 +54,7 @@ WAYS = {
         "--parallel", "fsdp", "--wrap-parameters", "1000", "--optimizer", "adamw", "--ema", "0.9",
         "--accumulation-steps", "2",
     ),
-    "local": (
-        "--data", "toy", "--model", "trainings:build_normalised", "--average-every", "4",
-        "--ema", "0.9", "--sync", "ring",
-    ),
     "noisy-stream": ("--data", "structured:load_noise", "--model", "mlp"),
-    "parts": ("--accumulation-steps", "2", "--ema", "0.9", "--clip-norm", "0.5"),
 }  # fmt: skip
 DEFAULTS = ("framework", "served", "fsdp", "adamw")
 
@@ -262,7 +257,7 @@ def test_a_seed_is_for_all_generators():
     assert all(first != other for first, other in zip(draws[0], draws[1], strict=True))
 
 
-# ---- when checkpoints are made -------------------------------------------------------------------
+# ---- when checkpoints are made ----------------------------------------------------------------
 
 
 def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:

@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from test_metrics import writing_forbidden
 
 import trainings
-import waiting_for_a_run
 from mpiddp import environment
 from mpiddp.checkpoints.storage.manifest import find_directory
 from mpiddp.collectives import tuning
 from mpiddp.collectives.tuning import Range, Section
 from mpiddp.errors import ConfigurationError
 from mpiddp.files import write_whole
+from mpiddp.launch.session import Session, find_failure_handler
+from mpiddp.process.directory_lock import DirectoryLock
 from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records.run_directory import RunDirectory, find_path, forget_outcome, open_run
-from mpiddp.training.shared_run import TUNING, after_error, keep_table
+from mpiddp.training.shared_run import TUNING, after_error, enter_run, keep_table
+
+PAUSES = 5
+
+
+def enter(session: Session) -> tuple[str, int]:
+    """Enter the run ``a``; returns its path, and how many broadcasts this rank took part in."""
+    acquire, broadcast, count = DirectoryLock.acquire, session.broadcast, 0
+
+    def acquire_late(*values: Any, pause: Callable[[float], object], **more: Any) -> DirectoryLock:
+        for _ in range(PAUSES):
+            pause(0)
+        return acquire(*values, pause=pause, **more)
+
+    def count_broadcasts(value: Any) -> Any:
+        nonlocal count
+        count += 1
+        return broadcast(value)
+
+    with contextlib.ExitStack() as stack:
+        for where, name, new in (
+            (DirectoryLock, "acquire", acquire_late),
+            (session, "broadcast", count_broadcasts),
+        ):
+            stack.enter_context(mock.patch.object(where, name, new))
+        handler = find_failure_handler(session)
+        run = enter_run(parse(["--name", "a"]).resolve(), session, handler)
+    handler.entered_runs.discard(run.state.directory)
+    if run.opened is not None:
+        run.opened.close()
+    return str(run.state.directory), count
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
 
 JOB = (
     environment.SLURM_JOB_ID,
@@ -191,16 +229,6 @@ def test_this_process_opens_a_run_again_only_after_an_error(configuration: Confi
     assert take(configuration).attempt == 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": "x"}'])
-def test_a_lock_that_was_cut_short_does_no_harm(configuration: Configuration, content: str) -> None:
-    path = configuration.runs_dir / "first"
-    path.mkdir(parents=True)
-    (path / "lock").write_text(content)
-    run = take(configuration)
-    assert run.attempt == 1
-    assert json.loads((path / "lock").read_text())["attempt"] == 1
-
-
 def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     write_whole(path, "öld")
@@ -221,6 +249,8 @@ def test_nothing_half_written_is_left(configuration, monkeypatch):
 
 
 def test_the_outcome_of_a_run_in_use_or_finished_stays(configuration: Configuration) -> None:
+    for each in (configuration, replace(configuration, name=None)):
+        assert forget_outcome(each) is None and not configuration.runs_dir.exists()
     outcome = write_outcome(configuration, 1)
     assert forget_outcome(configuration) == outcome.parent and not outcome.exists()
     with another_job(configuration.runs_dir):
@@ -232,12 +262,6 @@ def test_the_outcome_of_a_run_in_use_or_finished_stays(configuration: Configurat
     assert outcome.exists()
 
 
-def test_a_new_run_has_no_outcome_to_forget(configuration: Configuration) -> None:
-    assert forget_outcome(configuration) is None
-    assert forget_outcome(replace(configuration, name=None)) is None
-    assert not configuration.runs_dir.exists()
-
-
 def test_where_a_run_will_be_is_known_before(configuration, monkeypatch):
     assert find_path(configuration) == open_run(configuration).path
     unnamed = replace(configuration, name=None)
@@ -247,14 +271,14 @@ def test_where_a_run_will_be_is_known_before(configuration, monkeypatch):
     assert find_path(unnamed) == open_run(unnamed).path
 
 
-# ---- a run that all ranks enter together ---------------------------------------------------------
+# ---- a run that all ranks enter together ------------------------------------------------------
 
 
 def test_no_rank_times_out_while_rank_0_waits_for_the_lock(pool) -> None:
     # Each broadcast has the session's timeout for itself.
     path = str(Path("runs", "a"))
-    result = pool("openmpi", 2).call(waiting_for_a_run.enter)
-    assert result.values == [(path, waiting_for_a_run.PAUSES + 1)] * 2
+    result = pool("openmpi", 2).call(enter)
+    assert result.values == [(path, PAUSES + 1)] * 2
 
 
 def write_table(path: Path, most: int) -> Path:

@@ -222,34 +222,6 @@ def test_two_ranks_share_out_the_samples_of_one(pool: Pools, tmp_path: Path) -> 
 
 
 @pytest.mark.mpi
-def test_more_ranks_than_test_samples(pool: Pools, tmp_path: Path) -> None:
-    options = ["--data", "toy", "--samples", "10", "--batch-size", "2", "--name", "few"]
-    pool("openmpi", 3).call(trainings.run, options, cwd=tmp_path)
-    # Two test samples for three ranks: each counted once, the accuracy is a half.
-    assert read_rows(tmp_path / "runs" / "few")[-1]["test_accuracy"] in (0, 0.5, 1)
-
-
-BAD = {
-    "model for the data": (["--data", "toy", "--model", "convnet"], "convnet expects images"),
-    "batch": (["--batch-size", "720"], "size: expected at most 719"),
-    "ranks": (["--data", "toy", "--samples", "2"], "found 1 sample for 2 ranks"),
-    "place": (["--runs-dir", "bad.toml"], "bad.toml"),
-}
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("name", sorted(BAD))
-def test_bad_input_is_refused_on_every_rank(name: str, pool: Pools, tmp_path: Path) -> None:
-    options, fragment = BAD[name]
-    (tmp_path / "bad.toml").write_text("epoch = 3\n")
-    called = pool("openmpi", 2).call(trainings.refuse, *options, cwd=tmp_path)
-    for said in called.values:
-        assert fragment in said and "\n" not in said
-    assert called.output == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
-
-
-@pytest.mark.mpi
 def test_help_is_shown_once(tmp_path: Path) -> None:
     assert launch("openmpi", 3, tmp_path, "--help").expect(0).stdout.count("usage:") == 1
 

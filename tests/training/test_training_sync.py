@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import nn
 
+import broken_data
+import interrupted
+import preempted
 import trainings
 from mpiddp.training.data.samples import Batch
-from mpiddp.training.options.config import from_keywords, read_toml
+from mpiddp.training.options.config import Configuration, from_keywords, read_toml
 from mpiddp.training.wrapping import batch_size
 from mpiddp.training.wrapping.batch_size import StepTrial, find_size
-from pool import Pool
+from pool import Pool, Pools
 
 POINTS, NARROW_POINTS = 0.003, 0.01
 """Of accuracy, by which a synchronous run may be worse than the framework's, and one that rounds
@@ -90,22 +93,6 @@ def test_only_workers_are_counted_where_servers_are_dedicated(pool, tmp_path):
     _, plain = train(pool("openmpi", 2), tmp_path, "plain", *SMALL)
     for name in ("loss", "test_loss", "learning_rate"):
         assert read_last(run)[name] == pytest.approx(read_last(plain)[name], rel=1e-5)
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([*SERVED, "--servers", "3"], "3 servers need as many ranks, found 2"),
-        ([*SERVED, "--server-placement=dedicated", "--straggler=1=3"], "rank 1 computes nothing"),
-        (["--sync", "central"], "central leaves out the buffers of 1 of 2 ranks"),
-    ],
-)
-def test_impossible_roles_are_refused_on_every_rank(options, message, pool, tmp_path):
-    called = pool("openmpi", 2).call(trainings.refuse, *options, cwd=tmp_path)
-    for said in called.values:
-        assert message in said and said.startswith("2: ") and "\n" not in said
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.mpi
@@ -185,7 +172,7 @@ def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_pat
         assert "equally many ranks on each node, found 3, 1: use --shard-within world" in said
 
 
-# ---- --batch-size auto ---------------------------------------------------------------------------
+# ---- --batch-size auto ------------------------------------------------------------------------
 
 
 # 160 samples for training.
@@ -277,3 +264,104 @@ def test_a_cpu_tries_no_step_that_would_take_more_than_there_is(session, monkeyp
     assert 32 * numbers * 4 < asked[0] / 2 < 32 * numbers * 4 * 8
     assert asked[1] == pytest.approx(16 * asked[0], rel=0.01)
     assert all(each.grad is None for each in model.parameters())
+
+
+# ---- --average-every ---------------------------------------------------------------------------
+
+
+RANKS, EVERY, BAD = 2, 3, [17, 60]
+LOCAL_OPTIONS = Configuration(
+    data="toy", samples=210, epochs=2, average_every=EVERY, ema=0.9
+).resolve()
+WORDS = ("--data", "toy", "--samples", "210", "--epochs", "2")
+# 168 samples for training: 6 steps of two ranks in an epoch, and the last one has 4 for each.
+STEPS = 6
+
+
+@pytest.mark.mpi
+def test_averages_after_each_plain_step_are_averages_of_gradients(pool, tmp_path):
+    words = (*WORDS, "--momentum", "0", "--last-batch", "weighted", "--ema", "0.9")
+    ways = {
+        "plain": (),
+        "each": ("--average-every", "1", "--sync", "ring"),
+        "parts": ("--average-every", "1", "--accumulation-steps", "2"),
+        "seldom": ("--average-every", "4"),
+    }
+    lines = [
+        [*words, *more, "--name", name, "--export", f"{name}.pt"] for name, more in ways.items()
+    ]
+    printed = pool("openmpi", RANKS).call(trainings.run, *lines, cwd=tmp_path).printed
+    assert "Weights: each rank's own, averaged by ring every 1 step" in printed
+    found = {name: torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ways}
+    for name in ("each", "parts"):
+        for key, tensor in found["plain"].items():
+            torch.testing.assert_close(found[name][key], tensor)
+    assert any(not torch.equal(found["plain"][key], each) for key, each in found["seldom"].items())
+    rows = {name: read_last(tmp_path / "runs" / name) for name in ways}
+    size = 4 * sum(each.numel() for each in found["plain"].values())
+    for name in ("plain", "each"):
+        # A ring of two ranks sends half of the weights twice.
+        assert rows[name]["sent_bytes"] == pytest.approx([STEPS * size] * RANKS, rel=0.01), name
+    # After steps 8 and 12 of the second epoch.
+    assert rows["seldom"]["sent_bytes"] == [2 * size] * RANKS
+    assert rows["seldom"]["stages"]["communication"] > 0
+
+
+@pytest.mark.mpi
+def test_momentum_and_bad_losses_are_a_ranks_own_and_running_averages_are_averaged(pool, tmp_path):
+    words = [*WORDS, "--model", "broken_data:build", "--on-nan", "skip", "--ema", "0.9"]
+    words += ["--average-every", str(EVERY), "--name", "skip", "--export", "skip.pt"]
+    called = pool("openmpi", RANKS).call(broken_data.run, "nan", BAD, *words, cwd=tmp_path)
+    model, averages, _ = broken_data.train_alone(LOCAL_OPTIONS, "nan", BAD)
+    for _, weights in called.values:
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(torch.from_numpy(weights[name]), tensor.detach())
+    exported = torch.load(tmp_path / "skip.pt", weights_only=True)
+    for (name, _), average in zip(model.named_parameters(), averages, strict=True):
+        torch.testing.assert_close(exported[name], average)
+
+
+# 6 steps of 3 ranks in an epoch.
+CUT = (
+    "--data", "toy", "--samples", "160", "--epochs", "2", "--batch-size", "8", "--ema", "0.9",
+    "--save-every", "1step", "--model", "trainings:build_normalised",
+)  # fmt: skip
+LOCAL = ("--average-every", "4", "--sync", "ring")
+
+
+@pytest.mark.mpi
+def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Path) -> None:
+    three = pool("openmpi", 3)
+    for name in ("two", "gradients"):
+        three.call(interrupted.run, [*CUT, *LOCAL, "--name", name], [5], False, cwd=tmp_path)
+    held = interrupted.read_last(tmp_path / "runs" / "two")
+    mean, own = held["model.0.weight"], [held[f"rank-{rank}.local.weights.0"] for rank in range(3)]
+    assert not torch.equal(own[0], own[1])
+    torch.testing.assert_close(mean, torch.stack(own).mean(dim=0))
+    assert not torch.equal(
+        *(held[f"rank-{rank}.optimizer.state.0.weight.momentum_buffer"] for rank in range(2))
+    )
+    # The trainer compares the ranks' weights at the end.
+    for ranks, words in ((2, [*LOCAL, "--name", "two"]), (3, ["--name", "gradients"])):
+        called = pool("openmpi", ranks).call(interrupted.run, [*CUT, *words], [], cwd=tmp_path)
+        begun = {next(each for each in found if isinstance(each, str)) for found in called.values}
+        assert len(begun) == 1
+        assert "Training done" in called.printed
+
+
+@pytest.mark.mpi
+def test_a_loop_that_was_left_within_a_period_exports_the_average_and_goes_on_exactly(
+    pool: Pools, tmp_path: Path
+) -> None:
+    three, words = pool("openmpi", 3), [*CUT[:8], *CUT[10:], *LOCAL]
+    three.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
+    cut = [*words, "--name", "cut", "--export", "cut.pt"]
+    three.call(preempted.leave, cut, 5, cwd=tmp_path)
+    exported = torch.load(tmp_path / "cut.pt", weights_only=True)
+    held = interrupted.read_last(tmp_path / "runs" / "cut")
+    assert torch.equal(exported["0.weight"], held["model.0.weight"])
+    assert "rank-1.local.weights.0" in held
+    rest = [*words, "--name", "rest", "--resume", "runs/cut/checkpoints/step-5"]
+    three.call(interrupted.run, rest, [], cwd=tmp_path)
+    ends = [read_last(tmp_path / "runs" / name)["parameters"] for name in ("whole", "rest")]
+    assert ends[0] == ends[1]
