@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import socket
@@ -155,30 +156,25 @@ def test_reports_without_a_directory_have_a_place_and_old_ones_go(tmp_path, monk
 
 # NCCL's answer, by a stand-in that talks as nccl/src/ras/client_support.cc does
 
-SAYS = "Job summary\n\n  (1) MISMATCH  Communicator ranks have different collective counts\n"
+SAYS = b"Job summary\n\n  (1) MISMATCH  Communicator ranks have different collective counts\n"
 
 
 @contextlib.contextmanager
-def serving(*behaviours):
-    """A server of which each connection behaves in another way; its address."""
+def serving(*greetings):
+    """A server that greets each caller in its own way, or hangs; its address, and what it heard."""
     asked: list[bytes] = []
 
-    def converse(link: socket.socket, greeting: bytes) -> None:
-        for answer in (greeting, b"OK\n"):
-            asked.append(link.recv(100))
-            link.sendall(answer)
-        asked.append(link.recv(100))
-        # In pieces, and then it closes.
-        for part in (SAYS[:10], SAYS[10:]):
-            link.sendall(part.encode())
-
     def serve() -> None:
-        for behaviour in behaviours:
+        for greeting in greetings:
             link, _ = server.accept()
             held.append(link)
-            if behaviour is not None:
-                with contextlib.suppress(OSError), link:
-                    converse(link, behaviour)
+            with contextlib.suppress(OSError):
+                for answer in ((greeting,), (b"OK\n",), (SAYS[:10], SAYS[10:])) if greeting else ():
+                    asked.append(link.recv(100))
+                    for part in answer:
+                        link.sendall(part)
+                if greeting:
+                    link.close()
 
     held: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -193,22 +189,20 @@ def serving(*behaviours):
 def test_nccl_is_asked(monkeypatch):
     monkeypatch.setattr(nccl_status, "MOST_SECONDS", 20.0)
     # The first is a process that hangs.
-    with serving(None, b"SERVER PROTOCOL 3\n") as (address, asked):
-        assert nccl_status.ask(address) == f"NCCL, by its RAS at {address}:\n{SAYS}"
+    with serving(b"", b"SERVER PROTOCOL 3\n") as (address, asked):
+        assert nccl_status.ask(address) == f"NCCL, by its RAS at {address}:\n{SAYS.decode()}"
     assert asked == [b"CLIENT PROTOCOL 2\n", b"TIMEOUT 1\n", b"VERBOSE STATUS\n"]
 
 
-@pytest.mark.parametrize("address", ["", "127.0.0.1:1", "127.0.0.1"])
-def test_nccl_that_does_not_answer_is_a_line(address):
-    assert nccl_status.ask(address).startswith(f"NCCL's RAS at {address} does not answer: ")
-
-
-def test_what_else_listens_there_is_not_taken_for_nccl():
+def test_what_does_not_answer_as_nccl_does_is_a_line():
+    for address in ("", "127.0.0.1:1", "127.0.0.1"):
+        said = f"NCCL's RAS at {address} does not answer: "
+        assert nccl_status.ask(address).startswith(said)
     with serving(*[b"HTTP/1.1 400\n"] * 3) as (address, _):
         assert "does not answer: it says b'HTTP/1.1 400" in nccl_status.ask(address)
 
 
-# Real jobs: 20 planted culprits, and the trainer's
+# Real jobs with planted culprits; the fault suite has those of the trainer
 
 KINDS = {
     "sleeps": r"is behind: it has not entered {call}, in which ranks 0,2 .* in sleep, hanging\.py",
@@ -220,25 +214,20 @@ KINDS = {
 CALLS = {
     "ddp": r"all_reduce \d+ \(\S+ float32, hanging\.py:\d+\)",
     "own": r"mpiddp\.all_reduce \d+ \(4,096 float32, hanging\.py:\d+\)",
-    "trainer": r"all_reduce \d+ \(9 float32, hanging\.py:\d+\)",
 }
-SHORT = {("other", "ddp"), ("worker", "own")}
 SECONDS = {"worker": "20"}
 """Of the stall: longer than a busy machine takes for a worker's start."""
 
 
 def list_jobs():
-    for kind in KINDS:
-        for who in CALLS:
-            for launcher in ("openmpi", "srun"):
-                marks = [pytest.mark.slurm if launcher == "srun" else pytest.mark.mpi]
-                if launcher == "srun" or (kind, who) not in SHORT:
-                    marks.append(pytest.mark.long)
-                # Between nodes mpiddp's calls are compared with MPIDDP_DEBUG=1 alone: the job may
-                # go on with wrong sums.
-                is_silent = who == "own" and kind in ("skips", "other")
-                if launcher == "openmpi" or not (who == "trainer" or is_silent):
-                    yield pytest.param(kind, who, launcher, marks=marks)
+    for kind, who in itertools.product(KINDS, CALLS):
+        is_short = (kind, who) in (("other", "ddp"), ("worker", "own"))
+        marks = [pytest.mark.mpi, *[pytest.mark.long] * (not is_short)]
+        yield pytest.param(kind, who, "openmpi", marks=marks)
+        # Between nodes mpiddp's calls are compared with MPIDDP_DEBUG=1 alone: the job may go on
+        # with wrong sums.
+        if who == "ddp" or kind not in ("skips", "other"):
+            yield pytest.param(kind, who, "srun", marks=[pytest.mark.slurm, pytest.mark.long])
 
 
 @pytest.mark.parametrize(("kind", "who", "launcher"), [*list_jobs()])
@@ -247,17 +236,10 @@ def test_a_planted_culprit_is_named(kind, who, launcher, tmp_path, request):
     if launcher == "srun":
         cluster = request.getfixturevalue("slurm_cluster")
         row, host = cluster.srun("--nodelist=node[1-3]", "--nodes=3"), "node2"
-    program, seconds = launchers.PROGRAMS / "hanging.py", SECONDS.get(kind, "8")
-    front = ["-m", "mpiddp", "--quiet", "--stall-timeout", seconds, program, kind, who]
-    workers = "1" if kind == "worker" else "0"
-    trainer = [
-        "-m", "mpiddp.train", "--task", "hanging:make_task", "--epochs", "1", "--batch-size", "4",
-        "--workers", workers, "--stall-timeout", seconds,
-    ]  # fmt: skip
-    state = {"XDG_STATE_HOME": str(tmp_path / "state"), "HANGING_KIND": kind}
-    state["PYTHONPATH"] = os.pathsep.join(map(str, (launchers.ROOT, launchers.PROGRAMS)))
-    arguments = trainer if who == "trainer" else front
-    result = launchers.run(row, 3, arguments, cwd=tmp_path, env=state)
+    front = ["-m", "mpiddp", "--quiet", "--stall-timeout", SECONDS.get(kind, "8")]
+    words = [*front, launchers.PROGRAMS / "hanging.py", kind, who]
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    result = launchers.run(row, 3, words, cwd=tmp_path, env=env)
     assert result.returncode not in (0, 1), result
     said = rf"  rank 1 on {host} {KINDS[kind].format(call=CALLS[who])}"
     assert re.search(said, result.stderr), result.stderr

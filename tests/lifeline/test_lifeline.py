@@ -194,17 +194,6 @@ ONE_EVENT = f"decision.MILD_SECONDS = {HUNG}"
 """However late they are heard, ends belong together."""
 
 
-@pytest.mark.parametrize(("nodes", "victim"), [([0, 0], 0), ([0, 0, 1, 1], 2)])
-def test_a_rank_that_is_killed_is_named(nodes, victim, crew):
-    job = crew(nodes)
-    job[victim].tell("progress.note_step", 7)
-    job[victim].tell("kill", signal.SIGKILL)
-    others = [number for number in range(len(nodes)) if number != victim]
-    job.expect_end(6, *others)
-    said = rf"rank {victim} of {len(nodes)} on node{nodes[victim]} was lost at step 7: {KILLED}"
-    assert re.fullmatch(f"mpiddp: {said}\n", job.errors()), job.errors()
-
-
 def test_a_rank_that_is_killed_before_the_companions_meet_is_named(tmp_path):
     folder = tmp_path / "job"
     folder.mkdir(mode=0o700)
@@ -224,12 +213,13 @@ def test_a_rank_that_is_killed_before_the_companions_meet_is_named(tmp_path):
         rank.process.communicate()
 
 
-def test_a_rank_that_is_lost_while_others_have_closed_their_sessions_is_named(crew):
+def test_a_rank_that_just_leaves_while_others_have_closed_their_sessions_is_named(crew):
     job = crew([0, 0, 0])
     assert job[1].ask("close") == ["closed"]
-    job[2].tell("kill", signal.SIGSEGV)
+    job[2].tell("exit", 3)
     job.expect_end(6, 0)
-    assert "rank 2 of 3 on node0 was lost: it was killed by SIGSEGV" in job.errors()
+    said = f"mpiddp: rank 2 of 3 on node0 left early: {LEFT.format(3)}\n"
+    assert job.errors() == said
 
 
 def test_what_has_been_unregistered_meanwhile_is_not_called():
@@ -272,14 +262,6 @@ def test_what_rank_0_s_companion_moves_while_others_join_is_a_line_for_each():
         listener.close()
         listener._servers[0].close()
     assert 50 * nodes < moved < 300 * nodes
-
-
-def test_a_rank_that_just_leaves_is_named(crew):
-    job = crew([0, 0, 0])
-    job[1].tell("exit", 3)
-    job.expect_end(6, 0, 2)
-    said = f"mpiddp: rank 1 of 3 on node0 left early: {LEFT.format(3)}\n"
-    assert job.errors() == said
 
 
 @pytest.mark.parametrize("how", ["leave", "are asked to end"])
@@ -354,23 +336,21 @@ def test_time_in_which_all_stood_still_does_not_count(nodes, companions, crew, t
     assert job.errors() == ""
 
 
-@pytest.mark.parametrize(("silent", "leaving"), [(1, 0), pytest.param(0, 1, marks=LONG)])
-def test_a_node_that_is_silent_is_lost(silent, leaving, crew):
+def test_a_node_that_is_silent_is_lost(crew):
     job = crew([0, 1], seconds=4.0)
-    job.stop_companion(silent)
-    job.expect_end(6, leaving)
+    job.stop_companion(1)
+    job.expect_end(6, 0)
     said = "nothing has been heard from it for 4 s: its node is down or cut off"
-    assert f"rank {silent} of 2 on node{silent} was lost: {said}\n" in job[leaving].errors()
+    assert f"rank 1 of 2 on node1 was lost: {said}\n" in job[0].errors()
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=LONG)])
-def test_a_companion_that_is_killed_is_noticed(victim, crew):
+def test_a_companion_that_is_killed_is_noticed(crew):
     job = crew([0, 1])
-    os.kill(job.companions[victim], signal.SIGKILL)
-    job.expect_end(6, 1 - victim)
-    job.expect_end(99, victim)
+    os.kill(job.companions[0], signal.SIGKILL)
+    job.expect_end(6, 1)
+    job.expect_end(99, 0)
     said = "was lost: its companion process, or its node, has gone"
-    assert f"rank {victim} of 2 on node{victim} {said}" in job.errors()
+    assert f"rank 0 of 2 on node0 {said}" in job.errors()
 
 
 def test_the_first_rank_that_fails_reports(crew):
@@ -382,14 +362,6 @@ def test_the_first_rank_that_fails_reports(crew):
     job[2].tell("exit", 5)
     job.expect_end(5, 0, 1)
     assert job.errors() == ""
-
-
-def test_of_ranks_that_fail_together_one_reports(crew):
-    job = crew([0, 0, 0])
-    for rank in job.ranks:
-        rank.tell("fail", 1, OWN)
-    answers = sorted(rank.hear()[1] for rank in job.ranks)
-    assert answers == ["report", "silent", "silent"]
 
 
 def test_of_ranks_that_find_the_same_mistake_the_lowest_reports():
@@ -496,16 +468,19 @@ def test_a_rank_that_ends_the_job_is_not_lost(crew):
     assert job.errors() == ""
 
 
-def test_a_run_is_told_where_it_looks(crew, tmp_path):
+def test_a_rank_that_is_killed_is_named_and_a_run_told_where_it_looks(crew, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     job = crew([0, 1])
     job[0].tell("note_run", str(run), 3)
-    job[0].tell("progress.note_step", 12)
-    job[0].settle()
+    for number in (0, 1):
+        job[number].tell("progress.note_step", 12 - number)
+        job[number].settle()
     job[1].tell("kill", signal.SIGKILL)
     job.expect_end(6, 0)
     errors = job.errors()
+    said = rf"mpiddp: rank 1 of 2 on node1 was lost at step 11: {KILLED}\n"
+    assert re.fullmatch(said, errors), errors
     expected = {
         "code": 6, "rank": 0, "host": "node0", "step": 12, "attempt": 3, "lost_rank": 1,
         "lost_host": "node1", "node_fault": None, "reason": errors.removeprefix("mpiddp: ").strip(),
@@ -519,6 +494,9 @@ def test_all_ranks_answer_a_request(crew, tmp_path):
     for number in range(4):
         job[number].tell("progress.note_step", 10 * number)
         job[number].settle()
+    # The companion is nobody's child: a script may wait for its own.
+    process = job[0].process.pid
+    assert Path(f"/proc/{process}/task/{process}/children").read_text() == ""
     address = tmp_path / "job" / "lifeline.json"
     assert address.stat().st_mode & 0o777 == 0o600
     hostnames, answers = ask(tmp_path / "job", "position")
@@ -529,15 +507,6 @@ def test_all_ranks_answer_a_request(crew, tmp_path):
     hostnames, answers = ask(tmp_path / "job", "position")
     assert len(hostnames) == 4 and sorted(answers) == [0, 1]
     os.kill(job.companions[1], signal.SIGCONT)
-
-
-def test_a_rank_has_no_child_that_it_did_not_start(crew):
-    job = crew([0])
-    process = job[0].process.pid
-    assert Path(f"/proc/{process}/task/{process}/children").read_text() == ""
-    # Nobody is concerned when it is killed.
-    job[0].tell("kill", signal.SIGKILL)
-    assert job.errors() == ""
 
 
 def test_an_attempt_that_was_replaced_ends(crew, tmp_path):
@@ -596,43 +565,19 @@ ENDS = {"is killed": rf"was lost: {KILLED}", "leaves": f"left early: {LEFT.forma
     ("name", "ranks", "how", "victim", "where"),
     [
         ("openmpi", 2, "is killed", 1, "gloo"),
-        *(
-            pytest.param(name, 3, how, victim, where, marks=LONG)
-            for name, how, victim, where in (
-                ("openmpi", "leaves", 0, "MPI"),
-                ("mpich", "is killed", 0, "lock"),
-                ("mpich", "leaves", 1, "gloo"),
-            )
-        ),
-        *(
-            pytest.param("impi", 3, how, victim, where, marks=launchers.marks_of("impi"))
-            for how, victim, where in (("is killed", 2, "MPI"), ("leaves", 0, "gloo"))
-        ),
+        pytest.param("openmpi", 3, "leaves", 0, "MPI", marks=LONG),
+        pytest.param("mpich", 3, "is killed", 0, "lock", marks=LONG),
+        pytest.param("impi", 3, "is killed", 2, "MPI", marks=launchers.marks_of("impi")),
     ],
 )
 def test_a_script_s_rank_is_lost(name, ranks, how, victim, where, tmp_path):
     script = tmp_path / "victim.py"
     script.write_text(VICTIM)
-    arguments = ["-m", "mpiddp", script, how, str(victim), where]
-    result = launchers.run(name, ranks, arguments)
+    result = launchers.run(name, ranks, ["-m", "mpiddp", script, how, str(victim), where])
     (gone,) = re.findall(r"gone ([\d.]+)", result.stdout)
-    seconds = time.time() - float(gone)
-    assert seconds < HUNG, str(result)
+    assert time.time() - float(gone) < HUNG, str(result)
     # The launcher's own code for a rank that was killed, or did not close MPI.
     assert result.returncode in (1, 6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
     lines = [line for line in facts.messages(result) if "started" not in line]
     assert len(lines) == 1, str(result)
     assert re.fullmatch(rf"mpiddp: rank {victim} of {ranks} on \S+ {ENDS[how]}", lines[0]), lines
-
-
-@LONG
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    "name", ["openmpi", "mpich", pytest.param("impi", marks=launchers.marks_of("impi"))]
-)
-def test_nothing_is_left_when_mpirun_is_killed(name):
-    program = "import mpiddp, time\nmpiddp.init()\nprint('up', flush=True)\ntime.sleep(1000)"
-    with launchers.start(name, 2, ["-c", program]) as job:
-        job.until(lambda: job.stdout().count("up") == 2, "all ranks")
-        job.process.kill()
-        job.wait()

@@ -116,14 +116,6 @@ def positions(*stacks, **more) -> list[StackPosition]:
     ]
 
 
-def test_equal_positions_are_shown_once_and_the_one_that_is_missing_is_named():
-    assert describe(positions(*[REDUCE] * 7, LOAD)) == (
-        "  ranks 0-6        all_reduce, train.py:80\n"
-        "  rank 7 on node1  DataLoader, data.py:12\n"
-        "  the others wait for rank 7 on node1\n"
-    )
-
-
 def test_the_whole_stack():
     # Another line of torch's is no other place of the script's, but another stack.
     later = (Frame(C10D, 3253, "all_reduce", LIBRARY), *REDUCE[1:])
@@ -273,7 +265,7 @@ def test_threads_that_come_and_go_survive_a_request(monkeypatch):
     monkeypatch.setattr(dump, "LONGEST_SECONDS", HUNG)
     monkeypatch.setattr(dump, "QUIET_SECONDS", HUNG)
     with hanging(WRITES + BUSY) as (process, reader):
-        for _ in range(200):
+        for _ in range(60):
             assert read_soon(reader)[-1].function == "<module>"
         assert process.poll() is None
 
@@ -746,13 +738,13 @@ def test_the_last_collectives_of_nccl(monkeypatch):
 
 def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
     job = crew([0, 0])
-    job[0].tell("fake_record", "nccl:all_gather")
+    job[0].tell("fake_record", ENTRY)
     # Its other threads cannot run.
     assert job[1].ask("lock") == ["locking"]
     job[0].settle()
     found = gather_stacks(tmp_path / "job")
     (call,) = found[0].record
-    assert (call.title, call.content) == ("all_gather 1", "2 float32")
+    assert (call.title, call.content) == ("all_reduce 17", "1,024 float32")
     assert found[1].record is None and found[1].frames
 
 
@@ -852,12 +844,9 @@ def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", ["openmpi", "mpich", pytest.param("impi", marks=launchers.marks_of("impi"))]
-)
-def test_a_time_out_shows_where_the_ranks_are(name, tmp_path):
+def test_a_time_out_shows_where_the_ranks_are(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    result = launchers.run(name, 2, ["-m", "mpiddp", "script.py", "6"], cwd=tmp_path).expect(1)
+    result = launchers.run("openmpi", 2, ["-m", "mpiddp", "script.py", "6"], cwd=tmp_path).expect(1)
     assert "Timed out waiting 6000ms" in result.stderr
     assert re.search(TABLE, result.stderr), result.stderr
 
