@@ -101,7 +101,7 @@ def main() -> None:
         elif name == "fake_record":
             # As torch's module, with one collective in the flight recorder.
             dump = pickle.dumps({"entries": [{**arguments[0], "time_created_ns": time.time_ns()}]})
-            module = types.SimpleNamespace(_dump_nccl_trace=lambda *_: dump)
+            module = types.SimpleNamespace(_dump_nccl_trace=lambda *_, dump=dump: dump)
             sys.modules["torch._C._distributed_c10d"] = module
         else:
             operator.attrgetter(name)(lifeline)(*arguments)
