@@ -145,6 +145,7 @@ CANCELS = (
         ("requeue", {"way": "chain"}),
         ("requeue", {"way": "priority"}),
         ("still", {"way": "link cut"}),
+        ("node", {"way": "lost"}),
         ("node", {"way": "cut off, and comes back"}),
         *(("cancel", {"launcher": name, "way": way}) for name, ways in CANCELS for way in ways),
     ],
