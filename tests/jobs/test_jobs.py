@@ -1218,7 +1218,8 @@ def test_nodes_that_fail_the_preflight_or_later_are_replaced(slurm, tmp_path):
     assert (job.state, job.code) == ("COMPLETED", 0), job.output
     assert "node3 fails the preflight: links: TCP: node3 → node4" in job.output
     assert "3 of 4 nodes passed the preflight" in job.output
-    assert "restart 1 of 1, without node2" in job.output
+    assert "spares       node[3-4]\n" in job.output
+    assert "restart 1 of 1, without node[2-3]\n" in job.output
     assert "this looks like a fault of node2, not of the script" in job.log("err")
     # The spare one takes its place.
     assert sorted(job.log("out").split())[-3:] == ["node1", "node2", "node4"]

@@ -455,17 +455,12 @@ def test_each_command_prints_on_a_console_that_knows_ascii_alone(tmp_path):
     assert done.stdout.isascii() and not done.stderr
 
 
-def test_a_script_prints_into_streams_as_python_makes_them(tmp_path):
+def test_a_quiet_start_leaves_the_programs_output_and_its_streams_alone(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(sys.stdout.errors, sys.stderr.errors)\nprint('…')\n")
     variables = {"PYTHONIOENCODING": "latin-1"}
     plain = launchers.run_python(script, env=variables)
-    done = launchers.run_python("-m", "mpiddp", script, env=variables)
+    done = launchers.run_python("-m", "mpiddp", "--quiet", script, env=variables)
     assert (done.returncode, done.stdout) == (1, plain.stdout)
+    assert "started" not in done.stderr
     assert "can't encode character '\\u2026'" in done.stderr
-
-
-def test_a_quiet_start_leaves_the_programs_output_alone(tmp_path):
-    (tmp_path / "hello.py").write_text("print('hello')")
-    done = launchers.run_python("-m", "mpiddp", "--quiet", tmp_path / "hello.py")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", ""), done.output
