@@ -48,6 +48,8 @@ OPERATORS = {
     ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.LShift: ("<<", ">>"),
     ast.RShift: (">>", "<<"),
 }  # fmt: skip
+BARE = '"-I", "-S"'
+"""What a program is started with that needs the standard library alone."""
 MOST_TESTS = 60
 """Of one mutant, the quickest."""
 CONFIGURATION = """\
@@ -203,7 +205,13 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary)}
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", __file__, "--covered",
                str(place / "seconds"), folder, "--tests", *tests]  # fmt: skip
+    # Processes that load no site-packages would not be measured.
+    bare = [path for path in (copy.root / folder).rglob("*.py") if BARE in path.read_text()]
+    for path in bare:
+        copy.write(path, path.read_text().replace(BARE, '"-I"'))
     code = subprocess.run(command, cwd=copy.root, env={**os.environ, **own}, check=False).returncode
+    for path in bare:
+        copy.write(path, (launchers.ROOT / path.relative_to(copy.root)).read_text())
     if code:
         raise SystemExit(f"the tests of {folder} fail unchanged (exit code {code})")
     seconds: dict[str, float] = json.loads((place / "seconds").read_text())
