@@ -100,6 +100,16 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster, tmp_path):
         assert hosts.split()[0] == f"{state['network']}.2"
         refused = cluster.control("up", "--nodes=3")
         assert refused.returncode == 1 and "--nodes 2 is up" in refused.stderr
+        # Of a start that was broken off the shape is missing, which is written last.
+        shape = cluster.directory / "shape.json"
+        shape.unlink()
+        line = 'umask 077 && exec "$0" --nodes=2 --cpus=2'
+        cluster.must("/bin/bash", "-c", line, str(slurm.COMMANDS / "up"))
+        assert (cluster.directory / "slurm.conf").stat().st_mode & 0o444 == 0o444
+        whole = shape.read_text()
+        shape.write_text("{")
+        assert "jobs/cluster/down" in cluster.control("status").expect(1).stderr
+        shape.write_text(whole)
         # It ends what runs, from any checkout.
         words = ["-c", "import os, time; print(os.uname()[1], flush=True); time.sleep(600)"]
         with launchers.start(cluster.srun("--nodes=2", mpi="none"), 2, words) as job:
@@ -208,21 +218,6 @@ def test_a_node_dies_and_lives_again(slurm_cluster):
     assert table(slurm_cluster)["node4"][2:] == ["up", "unlimited", "running", "idle"]
     # Those who remember another one would send to it for up to a minute.
     assert slurm_cluster.must(*shell) == hardware
-
-
-@pytest.mark.long
-@pytest.mark.slurm
-def test_a_start_that_broke_off_is_taken_up(slurm_cluster, tmp_path):
-    with slurm.bring_up("--nodes=1", "--gpus=1") as cluster:
-        # The shape is written last; the machines were running already.
-        (cluster.directory / "shape.json").unlink()
-        line = 'umask 077 && exec "$0" --nodes=1 --gpus=1'
-        cluster.must("/bin/bash", "-c", line, str(slurm.COMMANDS / "up"))
-        assert (cluster.directory / "slurm.conf").stat().st_mode & 0o444 == 0o444
-        (cluster.directory / "shape.json").write_text("{")
-        damaged = cluster.control("status")
-        assert damaged.returncode == 1 and "jobs/cluster/down" in damaged.stderr
-    assert processes_in(cluster.directory) == []
 
 
 # With a /dev of its own, in which six twins of /dev/null are called GPUs.
@@ -361,9 +356,7 @@ def test_every_command_explains_itself():
     ("command", "code", "says"),
     [
         (["up", "--nodes=201"], 2, "expected 1 to 200, found '201'"),
-        (["up", "--nodes=two"], 2, "expected 1 to 200, found 'two'"),
         (["up", "--rate=fast"], 1, "rate 'fast': expected one such as 400mbit"),
-        (["rate", "0mbit"], 1, "rate '0mbit'"),
         (["up"], 1, "expected a full path"),
         (["env"], 1, "no cluster is up; start one with: jobs/cluster/up"),
         (["exec", "node1"], 1, "no COMMAND given"),
@@ -394,16 +387,10 @@ def test_one_command_at_a_time_and_the_other_one_is_named(tmp_path, monkeypatch)
     (tmp_path / "lock").write_text("123456789\n")
     with state.locked():
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-    # Who can open it to read can take it, too.
-    with state.locked():
-        assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_lock_that_its_holder_took_away_meanwhile_is_none(tmp_path, monkeypatch):
-    state = load("state")
-    monkeypatch.setattr(state, "LOCK", tmp_path / "lock")
+    # Who can open it to read can take it, too. One that its holder took away meanwhile is none.
     with (tmp_path / "lock").open("w") as late:
         with state.locked():
+            assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
             assert not state._take(late)
         assert not state._take(late)
 

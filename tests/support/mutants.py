@@ -206,7 +206,7 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", __file__, "--covered",
                str(place / "seconds"), folder, "--tests", *tests]  # fmt: skip
     # Processes that load no site-packages would not be measured.
-    bare = [path for path in (copy.root / folder).rglob("*.py") if BARE in path.read_text()]
+    bare = [path for path in (copy.root / "mpiddp").rglob("*.py") if BARE in path.read_text()]
     for path in bare:
         copy.write(path, path.read_text().replace(BARE, '"-I"'))
     code = subprocess.run(command, cwd=copy.root, env={**os.environ, **own}, check=False).returncode
