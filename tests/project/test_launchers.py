@@ -1,29 +1,15 @@
-"""The harness itself: which MPI a job's ranks have, and what it leaves behind."""
+"""The harness itself: what a job leaves behind, and how a pool ends whose ranks have ended."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
 import launchers
-
-HELLO = """
-import os
-from mpi4py import MPI
-world = MPI.COMM_WORLD
-vendor, version = MPI.get_vendor()
-line = f"{world.rank} of {world.size} {vendor} {version[0]}\\n"
-os.write(1, line.encode())
-"""
-VENDORS = {"openmpi": "Open MPI 5", "mpich": "MPICH", "openmpi4": "Open MPI 4", "impi": "Intel MPI"}
-
-
-def test_mpirun_and_libmpi_belong_together_and_ranks_may_be_more_than_cores(launcher):
-    ranks = min(os.cpu_count() or 1, 6) + 2
-    result = launchers.run(launcher, ranks, ["-c", HELLO]).expect(0)
-    for rank in range(ranks):
-        assert f"{rank} of {ranks} {VENDORS[launcher.name]}" in result.stdout
+import mpiddp
+from pool import Pools
 
 
 def test_a_process_that_stays_behind_is_reported_and_killed(monkeypatch):
@@ -38,3 +24,19 @@ def test_a_process_that_stays_behind_is_reported_and_killed(monkeypatch):
             job.wait()
         assert job.stdout().strip() in str(caught.value)
     assert job.processes() == []
+
+
+def find_process(session):
+    return os.getpid()
+
+
+@pytest.mark.mpi
+def test_a_rank_that_ends_after_the_last_call_is_reported():
+    pools = Pools()
+    ranks = pools("openmpi", 2)
+    os.kill(ranks.call(find_process).values[1], signal.SIGKILL)
+    launchers.until(lambda: not ranks.is_running, "the end")
+    said = "the ranks did not end well: rank 1 of 2"
+    with pytest.raises((AssertionError, mpiddp.MpiddpError), match=said):
+        pools.close()
+    assert ranks.is_ended
