@@ -24,7 +24,6 @@ from pathlib import Path
 
 import pytest
 
-import facts
 import launchers
 from mpiddp.errors import OWN, PEER, REPEATED
 from mpiddp.launch.mpi.pauses import wait_until
@@ -533,51 +532,3 @@ def test_a_companion_takes_less_than_half_a_thousandth_of_a_core_for_each_rank(c
     time.sleep(seconds := 12.0)
     for companion, earlier in before.items():
         assert count_seconds(companion) - earlier < seconds / 1000
-
-
-# With MPI
-
-VICTIM = """
-import ctypes, os, signal, sys, time
-how, victim, where = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-import torch, torch.distributed as distributed
-from mpi4py import MPI
-distributed.init_process_group()
-if distributed.get_rank() == victim:
-    distributed.barrier()
-    time.sleep(0.3)
-    print("gone", time.time(), flush=True)
-    if how == "is killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(0)
-distributed.barrier()
-while where == "gloo":
-    distributed.all_reduce(torch.ones(10))
-if where == "MPI":
-    MPI.COMM_WORLD.Barrier()
-ctypes.PyDLL(None).sleep(1000)
-"""
-ENDS = {"is killed": rf"was lost: {KILLED}", "leaves": f"left early: {LEFT.format(0)}"}
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("name", "ranks", "how", "victim", "where"),
-    [
-        ("openmpi", 2, "is killed", 1, "gloo"),
-        pytest.param("openmpi", 3, "leaves", 0, "MPI", marks=LONG),
-        pytest.param("mpich", 3, "is killed", 0, "lock", marks=LONG),
-        pytest.param("impi", 3, "is killed", 2, "MPI", marks=launchers.marks_of("impi")),
-    ],
-)
-def test_a_script_s_rank_is_lost(name, ranks, how, victim, where, tmp_path):
-    script = tmp_path / "victim.py"
-    script.write_text(VICTIM)
-    result = launchers.run(name, ranks, ["-m", "mpiddp", script, how, str(victim), where])
-    (gone,) = re.findall(r"gone ([\d.]+)", result.stdout)
-    assert time.time() - float(gone) < HUNG, str(result)
-    # The launcher's own code for a rank that was killed, or did not close MPI.
-    assert result.returncode in (1, 6, 128 + signal.SIGKILL, signal.SIGKILL), str(result)
-    lines = [line for line in facts.messages(result) if "started" not in line]
-    assert len(lines) == 1, str(result)
-    assert re.fullmatch(rf"mpiddp: rank {victim} of {ranks} on \S+ {ENDS[how]}", lines[0]), lines
