@@ -191,15 +191,9 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as connection:
 
 def measure_rate(cluster, address) -> float:
     """Mbit/s of TCP's payload from node1 to node2."""
-    receiver = subprocess.Popen(
-        [str(slurm.COMMANDS / "exec"), "node2", sys.executable, "-c", RECEIVE, address],
-        env=launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(cluster.directory)}),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with receiver:
-        assert receiver.stdout is not None
-        port = receiver.stdout.readline().strip()
+    words = (slurm.COMMANDS / "exec", "node2", sys.executable, "-c", RECEIVE, address)
+    env = launchers.clean_environment({"MPIDDP_CLUSTER_DIR": str(cluster.directory)})
+    with launchers.begin(*words, env=env) as (receiver, port):
         cluster.must("exec", "node1", sys.executable, "-c", SEND, address, port)
         return float(receiver.stdout.read())
 

@@ -68,9 +68,7 @@ echo "$((40 + $(ls "$FAKES" | grep -c '^sbatch')));cluster"
 """
 
 
-def record(
-    nodes: Sequence[tuple[str, str]], *, tasks: int, command: str, tres: str, array: bool
-) -> str:
+def record(nodes: Sequence[tuple[str, str]], *, tasks: int, command: str, array: bool) -> str:
     """A job's record as ``scontrol show job -d`` of Slurm 22.05 writes it, cut to what counts."""
     rows = "\n".join(f"     Nodes={hosts} CPU_IDs=0 Mem=0 GRES={gres}" for hosts, gres in nodes)
     return f"""JobId=42{" ArrayJobId=42 ArrayTaskId=1" if array else ""} JobName=train
@@ -81,7 +79,6 @@ def record(
 {rows}
    Command={command}
    WorkDir=/somewhere
-   {tres}
 
 JobId=43 ArrayJobId=42 ArrayTaskId=0 JobName=train
    NumNodes=1 NumCPUs=1 NumTasks=99 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
@@ -139,7 +136,6 @@ class MadeUp:
         nodes: Sequence[tuple[str, str]] = (("n1", ""),),
         cpus: str = "4",
         tasks: int = 1,
-        tres: str = "",
         array: bool = False,
         command: str | None = None,
         **variables: str,
@@ -149,7 +145,7 @@ class MadeUp:
         copies.copy(JOBS / f"{name}.sbatch", copy)
         if command is None:
             command = " ".join([f"{self.root}/jobs/{name}.sbatch", *arguments])
-        text = record(nodes, tasks=tasks, command=command, tres=tres, array=array)
+        text = record(nodes, tasks=tasks, command=command, array=array)
         (self.fakes / "record").write_text(text)
         job = {
             **describe_job(nodes, cpus), "SLURM_JOB_NAME": name, "SLURM_SUBMIT_DIR": str(self.cwd)
@@ -300,85 +296,16 @@ def test_started_by_its_path_a_script_uses_its_own_checkout(made_up):
 
 # ---- nodes, ranks, cores ---------------------------------------------------------------------
 
-EVEN = (("n1", "gpu:2(IDX:0-1)"), ("n2", "gpu:2(IDX:0-1)"))
 UNEVEN = (("n1", "gpu:1(IDX:0)"), ("n2", "gpu:2(IDX:0-1)"))
 PLAIN = (("n1", ""), ("n2", ""))
-ALL = (("n1", "gpu:4(IDX:0-3)"), ("n2", "gpu:4(IDX:0-3)"))
-
-
-@dataclass(frozen=True)
-class Case:
-    """An allocation, and what is to be made of it."""
-
-    name: str
-    nodes: Sequence[tuple[str, str]]
-    cpus: str
-    ranks: str
-    options: str
-    cores: int
-    variables: dict[str, str] = field(default_factory=dict)
-    tasks: int = 1
-    tres: str = ""
-    note: str = ""
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def given_tasks(tasks: int, per_node: str, **more: str) -> dict[str, str]:
-    return {"SLURM_NTASKS": str(tasks), "SLURM_TASKS_PER_NODE": per_node, **more}
-
-
-CASES = (
-    Case("nothing said", PLAIN, "1(x2)", "2 nodes x 1 rank per node = 2 ranks",
-         "--nodes=2 --ntasks=2 --ntasks-per-node=1", 1),
-    Case("overcommit", PLAIN, "1(x2)", "2 nodes x 5 ranks per node = 10 ranks",
-         "--nodes=2 --ntasks=10 --overcommit", 1, tasks=10, note="fewer cores than ranks",
-         variables=given_tasks(10, "5(x2)")),
-    Case("fewer cores than GPUs", EVEN, "1(x2)", "2 nodes x 2 ranks per node = 4 ranks",
-         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2 --overcommit", 1,
-         note="--cpus-per-gpu=N"),
-    Case("uneven GPUs", UNEVEN, "3,4", "2 nodes, 1+2 = 3 ranks",
-         "--nodes=2 --ntasks=3 --distribution=arbitrary --nodelist=n1,n2,n2 --gpus=3", 2,
-         variables={"SLURM_GPUS": "3"}),
-    Case("exclusive, some GPUs asked for", ALL, "4(x2)", "2 nodes x 2 ranks per node = 4 ranks",
-         "--nodes=2 --ntasks=4 --ntasks-per-node=2 --gpus-per-node=2", 2,
-         tres="TresPerNode=gres:gpu:2", variables={"SLURM_GPUS_PER_NODE": "2"}),
-    Case("cpus-per-gpu, two GPUs per rank", EVEN, "16(x2)", "2 nodes x 1 rank per node = 2 ranks",
-         "--nodes=2 --ntasks=2 --gpus-per-node=2", 6, tasks=2,
-         variables=given_tasks(2, "1(x2)", SLURM_CPUS_PER_GPU="3")),
-)  # fmt: skip
-
-
-def give(made_up: MadeUp, monkeypatch: Any, case: Case) -> None:
-    """Have this process in a job of these nodes."""
-    text = record(case.nodes, tasks=case.tasks, command="x", tres=case.tres, array=False)
-    (made_up.fakes / "record").write_text(text)
-    job = describe_job(case.nodes, case.cpus)
-    own = {"PATH": f"{made_up.bin}:{os.environ['PATH']}", "FAKES": str(made_up.fakes)}
-    variables = launchers.clean_environment({**own, **job, **case.variables})
-    launchers.set_variables(monkeypatch, variables)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_made_of_an_allocation(made_up, monkeypatch, case):
-    """The plan of the front, which a job script becomes, in this process."""
-    give(made_up, monkeypatch, case)
-    plan = make_plan(FrontOptions(launcher="srun"))
-    assert plan.layout is not None and plan.layout.describe_ranks() == case.ranks
-    assert [*plan.words[-len(case.options.split()) :]] == case.options.split()
-    exported = plan.environment()
-    assert exported["SRUN_CPUS_PER_TASK"] == str(case.cores)
-    note = plan.layout.describe_cores().partition(" (")[2]
-    assert bool(note) == bool(case.note) and case.note in note
-    contradicting = re.compile(r"SLURM_(GPUS.*|CPUS_PER_GPU|NTASKS_PER_GPU|TRES_PER_TASK)")
-    assert not [name for name in exported if contradicting.fullmatch(name)]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "none"])
 def test_what_is_no_number_is_refused(made_up, monkeypatch, launcher):
-    variables = {"SLURM_CPUS_PER_TASK": "abc"}
-    give(made_up, monkeypatch, Case("", EVEN, "4(x2)", "", "", 0, variables))
+    (made_up.fakes / "record").write_text(record(PLAIN, tasks=1, command="x", array=False))
+    own = {"PATH": f"{made_up.bin}:{os.environ['PATH']}", "FAKES": str(made_up.fakes)}
+    job = {**describe_job(PLAIN, "4(x2)"), "SLURM_CPUS_PER_TASK": "abc"}
+    launchers.set_variables(monkeypatch, launchers.clean_environment({**own, **job}))
     said = "SLURM_CPUS_PER_TASK is 'abc', but Slurm sets it to a whole number"
     with pytest.raises(mpiddp.errors.ConfigurationError, match=said):
         make_plan(FrontOptions(launcher=launcher))
