@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -489,51 +488,6 @@ def test_root_fetches_the_browser_and_open_mpi_4_once(checkout):
     assert "Chromium could not be installed" in result.stderr
     checkout.tests(FAKE_USER="0")
     assert not checkout.logged("openmpi-bin")
-
-
-HOLD = """
-import mmap, sys, time
-with open(sys.argv[1], "w+b") as file:
-    file.truncate(4096)
-    held = mmap.mmap(file.fileno(), 4096)
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
-def clean_up_beside(checkout, *files: Path) -> list[bool]:
-    """Which of the files are left after a run, during which they were made."""
-    made = " ".join(shlex.quote(str(path)) for path in files)
-    # While the checks run: as if they had taken a minute.
-    checkout.program(
-        "shellcheck",
-        f'touch -d "60 seconds ago" "$TMPDIR/began"; touch -d "15 seconds ago" {made}',
-    )
-    checkout.program("apt-get", APT_GET_FAILS)
-    checkout.tests(FAKE_USER=str(os.getuid()))
-    return [path.exists() for path in files]
-
-
-def test_files_of_another_job_are_left_alone(checkout, tmp_path):
-    name = uuid.uuid4().hex
-    left, used = (Path(f"/dev/shm/sm_segment.{name}.{which}") for which in ("left", "used"))
-    topology = Path(f"/tmp/hydra_hwloc_xmlfile_{name}")
-    proxy = tmp_path / "hydra_pmi_proxy"
-    shutil.copy(shutil.which("sleep") or "/bin/sleep", proxy)
-    holding = [sys.executable, "-c", HOLD, used]
-    try:
-        with subprocess.Popen([proxy, "600"]) as starting, launchers.begin(*holding) as (_, line):
-            try:
-                assert line == "held"
-                found = clean_up_beside(checkout, left, used, topology)
-            finally:
-                starting.kill()
-    finally:
-        for path in (left, used, topology):
-            path.unlink(missing_ok=True)
-    # Where not all processes can be seen, the first one may be another job's, too.
-    sees_all = os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
-    assert found == [not sees_all, True, True]
 
 
 # Which versions jobs/constraints.py lets pip choose
