@@ -122,7 +122,7 @@ def attempt_kill(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path
     # Ranks that have not found each other yet have no lifeline.
     waits = choice["launcher"] == "srun" and choice["moment"] == "start"
     options = (*SAVING, *(["--timeout", str(START_SECONDS)] if waits else []))
-    steps = laboratory.find_whole(choice["ranks"], options).read_steps()
+    steps = laboratory.find_whole(choice["ranks"], options).read_outcome()["step"]
     with find_launcher(choice["launcher"], laboratory) as launcher:
         training = Training(folder, choice["ranks"], options, launcher)
         times, result = kill(training, choice, steps)

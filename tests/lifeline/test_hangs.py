@@ -202,29 +202,24 @@ SECONDS = {"worker": "20"}
 """Of the stall: longer than a busy machine takes for a worker's start."""
 
 
-def list_jobs():
-    for kind, who in itertools.product(KINDS, CALLS):
-        is_short = (kind, who) in (("other", "ddp"), ("worker", "own"))
-        marks = [pytest.mark.mpi, *[pytest.mark.long] * (not is_short)]
-        yield pytest.param(kind, who, "openmpi", marks=marks)
-        # Between nodes mpiddp's calls are compared with MPIDDP_DEBUG=1 alone: the job may go on
-        # with wrong sums.
-        if who == "ddp" or kind not in ("skips", "other"):
-            yield pytest.param(kind, who, "srun", marks=[pytest.mark.slurm, pytest.mark.long])
+DEFAULT = (("other", "ddp"), ("worker", "own"))
 
 
-@pytest.mark.parametrize(("kind", "who", "launcher"), [*list_jobs()])
-def test_a_planted_culprit_is_named(kind, who, launcher, tmp_path, request):
-    row, host = launcher, re.escape(HOST)
-    if launcher == "srun":
-        cluster = request.getfixturevalue("slurm_cluster")
-        row, host = cluster.srun("--nodelist=node[1-3]", "--nodes=3"), "node2"
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("kind", "who"),
+    [
+        pytest.param(*row, marks=[] if row in DEFAULT else pytest.mark.long)
+        for row in itertools.product(KINDS, CALLS)
+    ],
+)
+def test_a_planted_culprit_is_named(kind, who, tmp_path):
     front = ["-m", "mpiddp", "--quiet", "--stall-timeout", SECONDS.get(kind, "8")]
     words = [*front, launchers.PROGRAMS / "hanging.py", kind, who]
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    result = launchers.run(row, 3, words, cwd=tmp_path, env=env)
+    result = launchers.run("openmpi", 3, words, cwd=tmp_path, env=env)
     assert result.returncode not in (0, 1), result
-    said = rf"  rank 1 on {host} {KINDS[kind].format(call=CALLS[who])}"
+    said = rf"  rank 1 on {re.escape(HOST)} {KINDS[kind].format(call=CALLS[who])}"
     assert re.search(said, result.stderr), result.stderr
     place = re.search(r"  the whole report: (.+)", result.stderr)
     assert place and re.search(said, (tmp_path / place[1]).read_text()), result.stderr
