@@ -854,19 +854,19 @@ def test_what_cannot_be_staged_is_refused(made_up):
 # ---- a real cluster --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Ended:
     """A job that has ended: its state, exit code and what its script wrote."""
 
-    identity: str
-    state: str
-    code: int
-    output: str
-    directory: Path
+    def __init__(self, record: str, directory: Path) -> None:
+        def find(name: str) -> str:
+            return re.findall(rf"\b{name}=([^\s:]*)", record)[0]
 
-    @property
-    def block(self) -> dict[str, str]:
-        return lines(self.output)
+        array = re.search(r"ArrayJobId=(\d+) ArrayTaskId=(\d+)", record)
+        self.identity = "_".join(array.groups()) if array else find("JobId")
+        self.state, self.code = find("JobState"), int(find("ExitCode"))
+        self.directory = directory
+        path = Path(re.findall(r"StdOut=(.*)", record)[0])
+        self.output = path.read_text() if path.exists() else ""
 
     def log(self, kind: str) -> str:
         """What the ranks wrote; kind is out or err."""
@@ -889,26 +889,14 @@ class Submitter:
         done = self.command("sbatch", "--parsable", *arguments, **variables)
         return done.expect(0).stdout.strip()
 
-    def wait(self, identity: str, seconds: float = JOB_SECONDS) -> list[Ended]:
+    def wait(self, identity: str) -> list[Ended]:
         """The jobs behind an id, when all have ended; those of an array by their tasks."""
         launchers.until(
             lambda: all(map(FINISHED.search, self.cluster.records(identity))),
-            f"the end of job {identity}", seconds, pause=0.1,
+            f"the end of job {identity}", JOB_SECONDS, pause=0.1,
         )  # fmt: skip
-        records = self.cluster.records(identity)
-        return sorted(map(self._read, records), key=lambda job: job.identity)
-
-    def _read(self, text: str) -> Ended:
-        array = re.search(r"ArrayJobId=(\d+) ArrayTaskId=(\d+)", text)
-        plain = re.search(r"JobId=(\d+)", text)
-        state = re.search(r"JobState=(\w+)", text)
-        code = re.search(r"\bExitCode=(\d+):", text)
-        output = re.search(r"StdOut=(.*)", text)
-        assert plain and state and code and output
-        identity = "_".join(array.groups()) if array else plain[1]
-        path = Path(output[1])
-        written = path.read_text() if path.exists() else ""
-        return Ended(identity, state[1], int(code[1]), written, self.directory)
+        ended = [Ended(each, self.directory) for each in self.cluster.records(identity)]
+        return sorted(ended, key=lambda job: job.identity)
 
     def run(self, *arguments: str, **variables: str) -> Ended:
         [job] = self.wait(self.submit(*arguments, **variables))
@@ -932,7 +920,7 @@ def test_a_checkout_with_a_space_trains_from_elsewhere_on_uneven_gpus(slurm, tmp
         "--nodes=2", "--gpus=3", "--job-name=a b/c%j", f"{root}/jobs/train.sbatch", *TOY
     )
     assert (job.state, job.code) == ("COMPLETED", 0), job.output
-    assert job.block["ranks"] in ("2 nodes, 2+1 = 3 ranks", "2 nodes, 1+2 = 3 ranks")
+    assert lines(job.output)["ranks"] in ("2 nodes, 2+1 = 3 ranks", "2 nodes, 1+2 = 3 ranks")
     assert "1 node x 2 ranks + 1 node x 1 rank = 3 ranks" in job.log("out")
     assert "3 ranks on 2 nodes" in job.log("err")
     assert (slurm.directory / "logs" / f"a-b-c-j-{job.identity}.out").exists()

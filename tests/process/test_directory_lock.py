@@ -231,21 +231,10 @@ def test_a_directory_that_was_removed_just_now_is_nobodys(state, monkeypatch):
     assert (made := job_directory.make("7")) == state / "7-2" and made.exists()
 
 
-def test_where_the_home_cannot_be_used_it_is_temporary(state, tmp_path, monkeypatch):
-    # Not even root can make a folder in a file.
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    made = job_directory.make("7")
-    assert made == tmp_path / f"mpiddp-{os.getuid()}" / "jobs" / "7"
-    assert made.parent.stat().st_mode & 0o777 == 0o700
-    # Nor one that others could have planted.
-    job_directory.remove(made)
-    made.parent.chmod(0o777)
-    assert job_directory.make_or_none() is None
-
-
-def test_where_files_cannot_be_locked_it_is_temporary(state, tmp_path, monkeypatch):
+@pytest.mark.parametrize("problem", ["home", "locks"])
+def test_where_the_home_cannot_be_used_or_locked_it_is_temporary(
+    problem, state, tmp_path, monkeypatch
+):
     lock = fcntl.lockf
 
     def refuse(descriptor, *arguments):
@@ -254,11 +243,21 @@ def test_where_files_cannot_be_locked_it_is_temporary(state, tmp_path, monkeypat
             raise OSError(errno.ENOLCK, "No locks available")
         lock(descriptor, *arguments)
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    if problem == "home":
+        # Not even root can make a folder in a file.
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    else:
+        monkeypatch.setattr(fcntl, "lockf", refuse)
     monkeypatch.setattr("tempfile.tempdir", None)
     made = job_directory.make("7")
     assert made == tmp_path / f"mpiddp-{os.getuid()}" / "jobs" / "7"
-    assert job_directory.list_running() == []
+    assert made.parent.stat().st_mode & 0o777 == 0o700
+    assert problem == "home" or job_directory.list_running() == []
+    # Nor one that others could have planted.
+    job_directory.remove(made)
+    made.parent.chmod(0o777)
+    assert job_directory.make_or_none() is None
 
 
 def test_what_processes_that_have_gone_left_is_removed(state):
