@@ -18,7 +18,6 @@ import copies
 import launchers
 import slurm
 
-COMMANDS = ("up", "down", "status", "env", "rate", "cut", "heal", "kill", "revive", "exec")
 CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 
@@ -336,14 +335,6 @@ def test_packages_are_installed_with_new_lists_where_old_ones_fail(requirements,
     requirements.check(may_install=True, shaped=True, with_gpus=True)
     # The last one is the attempt to make namespaces.
     assert asked == ["install", "update", "install", requirements.UNSHARE[1]]
-
-
-def test_every_command_explains_itself():
-    for name in COMMANDS:
-        program = slurm.COMMANDS / name
-        assert os.access(program, os.X_OK), f"{name} is not executable"
-        shown = launchers.execute(program, "--help").expect(0).stdout
-        assert f"jobs/cluster/{name}" in shown
 
 
 @pytest.mark.parametrize(
