@@ -32,12 +32,14 @@ from mpiddp.lifeline.companion_links import CompanionLinks, Handlers
 from mpiddp.lifeline.decision import (
     ABANDONED_SECONDS,
     ASKED,
+    NEVER,
     Decider,
     Failure,
     Leave,
     Loss,
     describe_status,
 )
+from mpiddp.lifeline.decision import LEFT as LEAVING
 from mpiddp.lifeline.membership import Entrance, Membership
 from mpiddp.lifeline.requests import ask
 from mpiddp.process import job_directory
@@ -363,24 +365,49 @@ def test_the_first_rank_that_fails_reports(crew):
     assert job.errors() == ""
 
 
-def test_of_ranks_that_find_the_same_mistake_the_lowest_reports():
-    def decide(*failures: tuple[float, int, int, str]) -> tuple[float, int]:
-        """When it is decided, and which rank reports."""
-        decider = Decider(3)
-        for now, rank, code, text in failures:
-            assert decider.decide(now) is None
-            decider.fail(Failure(rank, code, OWN, text), now)
-        due = decider.find_time()
-        decision = decider.decide(due)
-        assert isinstance(decision, Failure)
-        return due, decision.rank
+MISTAKES = [Failure(rank, 2, OWN, "no data") for rank in range(3)]
+ERRORS = [Failure(rank, 1, OWN, "raised") for rank in range(3)]
+SUSPICION, REPETITION = Failure(1, 6, PEER, "closed"), Failure(0, 6, REPEATED, "closed")
+GONE = [Loss(rank, f"node{rank}", "gone") for rank in range(3)]
+ASKED_TO_END = [Loss(rank, f"node{rank}", "asked", ending=ASKED) for rank in range(3)]
+LEAVES = Loss(0, "node0", "left", ending=LEAVING)
 
-    assert decide((0, 2, 2, "no data"), (0.3, 0, 2, "no data")) == (0.5, 0)
-    assert decide((0, 2, 2, "no data"), (0.02, 1, 2, "other"), (0.03, 0, 1, "no data")) == (0.5, 2)
-    # There is nothing to wait for where all have said it, or it is no mistake of the user's.
-    rows = [(0.02 * number, 2 - number, 2, "no data") for number in range(3)]
-    assert decide(*rows) == (0.05, 0)
-    assert decide((0, 2, 1, "raised"), (0.03, 1, 1, "raised")) == (0.05, 1)
+
+@pytest.mark.parametrize(
+    ("events", "due", "decision"),
+    [
+        # Of ranks that find the same mistake the lowest reports.
+        ([(0.0, MISTAKES[2]), (0.3, MISTAKES[0])], 0.5, MISTAKES[0]),
+        ([(0.0, MISTAKES[2]), (0.02, ERRORS[1]), (0.03, Failure(0, 2, OWN, "other"))], 0.5,
+         MISTAKES[2]),
+        # There is nothing to wait for where all have said it, or it is no mistake of the user's.
+        ([(0.0, MISTAKES[2]), (0.02, MISTAKES[1]), (0.04, MISTAKES[0])], 0.05, MISTAKES[0]),
+        ([(0.0, ERRORS[2]), (0.03, ERRORS[1])], 0.05, ERRORS[1]),
+        # A suspicion is reported if no rank was lost, by the one who has it: it is nearer to the
+        # cause than who waited for that one. An error that comes of a lost rank is not reported.
+        ([(0.0, REPETITION), (0.1, SUSPICION)], 2.0, SUSPICION),
+        ([(0.0, SUSPICION), (0.1, ERRORS[0]), (0.12, GONE[2])], 0.17, GONE[2]),
+        # Launchers end the others when one fails, or just leaves.
+        ([(0.0, ASKED_TO_END[0]), (0.1, GONE[2])], 0.15, GONE[2]),
+        ([(0.0, LEAVES), (0.1, ASKED_TO_END[1])], 0.15, LEAVES),
+        ([(0.0, ASKED_TO_END[1]), (0.1, LEAVES)], 0.5, ASKED_TO_END[1]),
+        ([(0.0, LEAVES), (0.2, SUSPICION)], 0.25, LEAVES),
+        ([*enumerate(ASKED_TO_END)], NEVER[0], None),
+    ],
+)  # fmt: skip
+def test_what_is_decided_on_what_is_known(events, due, decision):
+    decider = Decider(3)
+    for now, event in events:
+        assert decision is None or decider.decide(now) is None
+        decider.fail(event, now) if isinstance(event, Failure) else decider.lose(event, now)
+    assert decider.owes_report() == isinstance(decision, Loss)
+    assert decider.find_time() == pytest.approx(due)
+    assert decider.decide(due - 0.01) is None
+    assert decider.decide(due + 0.01) == decision
+    # After a loss nothing follows, and after a failure what has become of its rank.
+    decider.lose(GONE[0], 10.0)
+    follows = Leave(decision.code) if decision and decision in (MISTAKES[0], ERRORS[0]) else None
+    assert decision is None or decider.decide(10.0 + ABANDONED_SECONDS) == follows
 
 
 def test_a_rank_that_leaves_with_its_own_error_is_not_lost():
@@ -422,25 +449,6 @@ def test_a_late_reply_answers_no_other_question(monkeypatch):
     # What ended the conversation answers all later questions.
     assert rank.ask(1, "its error", OWN) == "leave"
     assert rank.gather_stacks() == []
-
-
-def test_an_error_that_comes_of_a_lost_rank_is_not_reported(crew):
-    job = crew([0, 0, 1], limits="decision.WINDOW_SECONDS = 3.0")
-    job[0].tell("fail", 1, PEER)
-    job[1].tell("fail", 1, OWN)
-    job[2].tell("kill", signal.SIGKILL)
-    job.expect_end(6, 0, 1)
-    assert re.fullmatch(rf"mpiddp: rank 2 of 3 on node1 was lost: {KILLED}\n", job.errors())
-
-
-def test_a_suspicion_without_a_lost_rank_is_reported_by_the_one_who_has_it(crew):
-    job = crew([0, 0, 0], limits="decision.SUSPICION_SECONDS = 3.0")
-    began = time.monotonic()
-    # Waited for rank 1, which failed: what that one says is nearer to the cause.
-    job[0].tell("fail", 6, REPEATED)
-    assert job[1].ask("fail", 6, PEER) == ["decision", "report"]
-    assert time.monotonic() - began > 2.5
-    assert job[2].ask("fail", 6, REPEATED) == ["decision", "silent"]
 
 
 def test_a_rank_that_has_closed_its_session_early_is_named(crew):
