@@ -200,7 +200,9 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     place = copy.temporary / "coverage"
     place.mkdir()
     rc = place / "rc"
-    rc.write_text(CONFIGURATION.format(folder=place, source=copy.root / folder))
+    source = copy.root / folder
+    source = source.parent if source.is_file() else source  # Coverage knows folders alone.
+    rc.write_text(CONFIGURATION.format(folder=place, source=source))
     path = os.pathsep.join((str(copy.root), str(Path(__file__).parent)))
     own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary)}
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", __file__, "--covered",
