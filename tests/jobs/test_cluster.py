@@ -342,6 +342,7 @@ def test_packages_are_installed_with_new_lists_where_old_ones_fail(requirements,
     [
         (["up", "--nodes=201"], 2, "expected 1 to 200, found '201'"),
         (["up", "--rate=fast"], 1, "rate 'fast': expected one such as 400mbit"),
+        (["rate", "0mbit"], 1, "rate '0mbit'"),
         (["up"], 1, "expected a full path"),
         (["env"], 1, "no cluster is up; start one with: jobs/cluster/up"),
         (["exec", "node1"], 1, "no COMMAND given"),

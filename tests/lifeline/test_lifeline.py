@@ -365,6 +365,14 @@ def test_the_first_rank_that_fails_reports(crew):
     assert job.errors() == ""
 
 
+def test_of_ranks_that_fail_together_one_reports(crew):
+    job = crew([0, 0, 0])
+    for rank in job.ranks:
+        rank.tell("fail", 1, OWN)
+    answers = sorted(rank.hear()[1] for rank in job.ranks)
+    assert answers == ["report", "silent", "silent"]
+
+
 MISTAKES = [Failure(rank, 2, OWN, "no data") for rank in range(3)]
 ERRORS = [Failure(rank, 1, OWN, "raised") for rank in range(3)]
 SUSPICION, REPETITION = Failure(1, 6, PEER, "closed"), Failure(0, 6, REPEATED, "closed")
