@@ -203,9 +203,11 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     source = copy.root / folder
     source = source.parent if source.is_file() else source  # Coverage knows folders alone.
     rc.write_text(CONFIGURATION.format(folder=place, source=source))
-    path = os.pathsep.join((str(copy.root), str(Path(__file__).parent)))
+    # The copy's own harness: jobs are started in the tree in which their launcher lies.
+    program = copy.root / Path(__file__).relative_to(launchers.ROOT)
+    path = os.pathsep.join((str(copy.root), str(program.parent)))
     own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary)}
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", __file__, "--covered",
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", str(program), "--covered",
                str(place / "seconds"), folder, "--tests", *tests]  # fmt: skip
     # Processes that load no site-packages would not be measured.
     bare = [path for path in (copy.root / "mpiddp").rglob("*.py") if BARE in path.read_text()]
