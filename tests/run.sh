@@ -102,38 +102,21 @@ prepare_sshd
 prepare_browser
 cd -- "$ROOT" || exit 1
 
-# Its number is the same on every Linux (PROC_PID_INIT_INO).
-FIRST_PID_NAMESPACE='pid:[4026531836]'
-
 # Sockets are made below TMPDIR and their paths must be short, so it cannot be in the checkout.
 TMPDIR=$(mktemp -d /tmp/mpiddp-XXXXXX) || exit 1
 export TMPDIR PATH=$PREFIX/bin:$PATH
-: >"$TMPDIR/began"
 if [ ! -w "$ROOT" ]; then
     export RUFF_CACHE_DIR=$TMPDIR MYPY_CACHE_DIR=$TMPDIR/mypy
     export HYPOTHESIS_STORAGE_DIRECTORY=$TMPDIR/hypothesis
     set -- -o "cache_dir=$TMPDIR/pytest" "$@"
 fi
 
-# Tests kill jobs, and what MPI has made outside TMPDIR stays behind then. Another job's files look
-# the same, so a file goes only when what it is for has gone: a segment is mapped by the rank that
-# made it as long as that lives, and Hydra's file is there for the ranks of a proxy that lives. Who
-# cannot see all processes, in a container's PID namespace, leaves them.
+# Tests kill jobs. What MPI has made outside TMPDIR stays behind then, and goes as it does before any
+# job of mpiddp's; what Hydra has written for ranks that start is in no use an hour later.
 clean_up() {
-    local file files
-    mapfile -t files < <(find /tmp /dev/shm -maxdepth 1 -user "$(id -u)" -newer "$TMPDIR/began" \
-        -not -newermt '10 seconds ago' \
-        \( -name 'hydra_hwloc_xmlfile_*' -o -name 'mpich_shm_*' -o -name 'sm_segment.*' \
-        -o -name 'vader_segment.*' \) 2>/dev/null)
+    "$PYTHON" -c 'from mpiddp.launch.launcher import leftovers; leftovers.remove()'
+    find /tmp -maxdepth 1 -user "$(id -u)" -name 'hydra_hwloc_xmlfile_*' -mmin +60 -delete 2>/dev/null
     rm -rf -- "$TMPDIR"
-    [ "$(readlink /proc/self/ns/pid)" = "$FIRST_PID_NAMESPACE" ] || return
-    for file in "${files[@]}"; do
-        case $file in
-        */hydra_hwloc_xmlfile_*) grep -qsx hydra_pmi_proxy /proc/[0-9]*/comm && continue ;;
-        *) grep -qs -- " $file\$" /proc/[0-9]*/maps && continue ;;
-        esac
-        rm -f -- "$file"
-    done
 }
 trap clean_up EXIT
 

@@ -1,36 +1,87 @@
-"""Making attempts, one record for each, and going on with what is missing.
+"""The campaign, making its attempts, and one record for each.
 
-Records of one commit are lines of JSON in one file, so that a run that was interrupted goes on.
+``campaign.toml`` holds a seed, and for each fault the number of attempts, limits and parameters.
+What attempt i of a fault does is drawn from the seed, the fault's name and i alone: it is the same
+in each run, whatever else is run. Records of one commit are lines of JSON in one file, so that a
+run that was interrupted goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-import platform
+import random
 import subprocess
 import tempfile
-import threading
 import time
+import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import launchers
-from benchmarks.records.environment import find_processor
-from campaign import Campaign, Fault
 from laboratory import Laboratory
 
+CAMPAIGN = Path(__file__).with_name("campaign.toml")
 RESULTS = launchers.ROOT / "build" / "faults"
 PARTS = ("mpiddp", "jobs", "tests")
 """Of the checkout, that decide what an attempt shows."""
 CHANGED = "-changed"
 PROBLEM_CHARACTERS = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One row of the table."""
+
+    name: str
+    title: str
+    """What happens, for the table."""
+    attempts: int
+    seconds: float
+    """That one attempt takes, about, on two quiet cores."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """What the fault's choices are drawn from."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """The most that a measured value may be, by the value's name in `Finding`."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    seed: int
+    faults: Mapping[str, Fault]
+
+    def make_dice(self, fault: str, number: int) -> random.Random:
+        return random.Random(f"{self.seed}:{fault}:{number}")
+
+    def choose(self, only: list[str], fraction: float) -> list[tuple[str, int]]:
+        """Faults and numbers of the attempts to make, each fault's first ones.
+
+        ``only``: names of faults; empty for all. ``fraction``: of each one's attempts, rounded up.
+        """
+        return [
+            (fault.name, number)
+            for fault in self.faults.values()
+            if not only or fault.name in only
+            for number in range(math.ceil(fraction * fault.attempts))
+        ]
+
+    def parse_place(self, text: str) -> tuple[str, int]:
+        """Fault and number of ``FAULT:NUMBER``. Raises ValueError."""
+        name, _, number = text.partition(":")
+        if name not in self.faults or int(number) not in range(self.faults[name].attempts):
+            raise ValueError(text)
+        return name, int(number)
+
+
+def read_campaign() -> Campaign:
+    values = tomllib.loads(CAMPAIGN.read_text(encoding="utf-8"))
+    faults = {name: Fault(name=name, **given) for name, given in values["faults"].items()}
+    return Campaign(values["seed"], faults)
 
 
 @dataclass(frozen=True)
@@ -51,7 +102,7 @@ class Finding:
 class Family:
     """The code of one fault."""
 
-    choose: Callable[[Random, int, Mapping[str, Any]], dict[str, Any]]
+    choose: Callable[[random.Random, int, Mapping[str, Any]], dict[str, Any]]
     """Draws what an attempt does, as values that JSON can hold: dice, number, parameters."""
     attempt: Callable[[Mapping[str, Any], Laboratory, Path], Finding]
     """Does what was drawn, in an empty directory. Raises AssertionError where something is not as
@@ -70,8 +121,6 @@ class Record(Finding):
     """Empty, or why it has not passed."""
     seconds: float
     """That the attempt took."""
-    load: float
-    """Processes that wanted to run on this machine, on average over the last minute."""
 
 
 def make_attempt(
@@ -87,82 +136,42 @@ def make_attempt(
         os.chmod(folder, 0o755)
         try:
             finding = family.attempt(choice, laboratory, Path(folder))
-            problem = find_excess(finding, fault)
+            found = ((name, getattr(finding, name), most) for name, most in fault.limits.items())
+            problem = "; ".join(
+                f"{name}: expected at most {most:g}, found {value:.3g}"
+                for name, value, most in found
+                if value is not None and value > most
+            )
         except Exception as error:
             problem = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}\n"
             problem += "".join(traceback.format_tb(error.__traceback__))
             problem += str(error)[-PROBLEM_CHARACTERS:]
     return Record(
-        fault=fault.name,
-        number=number,
-        choice=choice,
-        passed=not problem,
-        problem=problem,
-        **asdict(finding),
-        seconds=round(time.monotonic() - began, 2),
-        load=round(os.getloadavg()[0], 2),
-    )
+        fault=fault.name, number=number, choice=choice, passed=not problem, problem=problem,
+        **asdict(finding), seconds=round(time.monotonic() - began, 2),
+    )  # fmt: skip
 
 
-def find_excess(finding: Finding, fault: Fault) -> str:
-    """Which measured value is above its limit; empty where none is."""
-    found = ((name, getattr(finding, name), limit) for name, limit in fault.limits.items())
-    return "; ".join(
-        f"{name}: expected at most {limit:g}, found {value:.3g}"
-        for name, value, limit in found
-        if value is not None and value > limit
-    )
-
-
-class ResultFile:
-    """The records of one commit."""
-
-    def __init__(self, path: Path) -> None:
-        """What was made with changed files may not be made again: it begins anew."""
-        self.path = path
-        self._lock = threading.Lock()
-        if path.stem.endswith(CHANGED):
-            path.unlink(missing_ok=True)
-
-    def read(self) -> list[Record]:
-        """All whole lines; some may have been cut off."""
-        records = []
-        for line in self.path.read_text("utf-8").splitlines() if self.path.exists() else ():
-            with contextlib.suppress(json.JSONDecodeError):
-                records.append(Record(**json.loads(line)))
-        return records
-
-    def append(self, record: Record) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # What was cut off before ends here.
-        with self._lock, self.path.open("a", encoding="utf-8") as file:
-            file.write(f"\n{json.dumps(asdict(record))}\n")
-
-
-def find_missing(
-    wanted: Iterable[tuple[str, int]], records: Iterable[Record]
-) -> list[tuple[str, int]]:
-    made = {(record.fault, record.number) for record in records}
-    return [place for place in wanted if place not in made]
-
-
-def run_all(places: Iterable[tuple[str, int]], jobs: int, make: Callable[[Any], object]) -> None:
-    with ThreadPoolExecutor(jobs) as pool:
-        for _ in pool.map(make, places):
-            pass  # Raises what it raised; those that have not begun are left out.
-
-
-def find_commit() -> str:
-    """The checkout's commit; whether something was changed since then."""
+def find_results() -> Path:
+    """The file of the commit's records. What was changed since then may change again: it is empty
+    then."""
 
     def ask(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=launchers.ROOT, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     commit = ask("rev-parse", "--short=12", "HEAD") or "no-commit"
-    return commit + CHANGED * bool(ask("status", "--porcelain", "--", *PARTS))
+    is_changed = bool(ask("status", "--porcelain", "--", *PARTS))
+    path = RESULTS / f"{commit}{CHANGED * is_changed}.jsonl"
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path.open("w" if is_changed else "a").close()
+    return path
 
 
-def describe_machine() -> str:
-    release = ".".join(platform.release().split(".")[:2])
-    return f"{len(os.sched_getaffinity(0))} cores of {find_processor()}, Linux {release}"
+def read_records(path: Path) -> list[Record]:
+    """All whole lines; some may have been cut off."""
+    records = []
+    for line in path.read_text("utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            records.append(Record(**json.loads(line)))
+    return records

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import signal
+import statistics
 import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
 from tqdm import tqdm
 
 import attempts
-import table
-from attempts import ResultFile
-from campaign import Campaign, read_campaign
+from attempts import Campaign, Fault, Record, read_campaign
+from benchmarks.records.environment import find_processor
 from families import FAMILIES
 from laboratory import Laboratory
+
+HEADINGS = (
+    "fault (name)", "attempts", "passed", "detected in, median / worst", "lost steps, worst",
+    "outcome",
+)  # fmt: skip
 
 
 def parse(campaign: Campaign) -> argparse.Namespace:
@@ -35,10 +47,7 @@ def parse(campaign: Campaign) -> argparse.Namespace:
     add("--replay", type=campaign.parse_place, metavar="FAULT:NUMBER",
         help="make this attempt alone, and keep no record")  # fmt: skip
     add("--list", action="store_true", help="show the faults, and make nothing")
-    add("--document", type=Path, metavar="FILE", help="put the table into this document")
-    options = parser.parse_args()
-    options.places = campaign.choose(options.only, options.fraction)
-    return options
+    return parser.parse_args()
 
 
 def list_faults(campaign: Campaign) -> None:
@@ -56,24 +65,49 @@ def replay(campaign: Campaign, place: tuple[str, int]) -> int:
     return int(not record.passed)
 
 
-def run(campaign: Campaign, options: argparse.Namespace, file: ResultFile) -> None:
-    missing = attempts.find_missing(options.places, file.read())
-    if not missing:
-        return
+def run(campaign: Campaign, missing: Sequence[tuple[str, int]], jobs: int, path: Path) -> None:
+    lock = threading.Lock()
     with (
         Laboratory() as laboratory,
         tqdm(total=len(missing), unit="attempt", disable=None) as bar,
+        ThreadPoolExecutor(jobs) as pool,
     ):
 
         def make(place: tuple[str, int]) -> None:
             record = attempts.make_attempt(campaign, FAMILIES[place[0]], place, laboratory)
-            file.append(record)
+            with lock, path.open("a", encoding="utf-8") as file:
+                # What was cut off before ends here.
+                file.write(f"\n{json.dumps(asdict(record))}\n")
             bar.update()
             if not record.passed:
                 reason = record.problem.partition("\n")[0]
                 bar.write(f"{record.fault}:{record.number} has not passed: {reason}", sys.stderr)
 
-        attempts.run_all(missing, options.jobs, make)
+        list(pool.map(make, missing))
+
+
+def describe(campaign: Campaign, records: Sequence[Record]) -> str:
+    """The table in Markdown, a row for each fault of which something was made."""
+    rows = [HEADINGS, ("---",) * len(HEADINGS)]
+    for fault in campaign.faults.values():
+        if found := [each for each in records if each.fault == fault.name]:
+            rows.append(list_cells(fault, found))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def list_cells(fault: Fault, records: Sequence[Record]) -> tuple[str, ...]:
+    detected = [each.detected for each in records if each.detected is not None]
+    lost = [each.lost_steps for each in records if each.lost_steps is not None]
+    outcomes = Counter(each.outcome for each in records if each.passed).most_common()
+    texts = [text + f" ({count})" * (len(outcomes) > 1) for text, count in outcomes]
+    return (
+        f"{fault.title} (`{fault.name}`)",
+        f"{len(records)}" + f" of {fault.attempts}" * (len(records) < fault.attempts),
+        f"{sum(each.passed for each in records)}",
+        f"{statistics.median(detected):.2f} / {max(detected):.2f} s" if detected else "–",
+        f"{max(lost)}" if lost else "–",
+        "; ".join(texts) or "–",
+    )
 
 
 def interrupt(*_: object) -> NoReturn:
@@ -90,18 +124,15 @@ def main() -> int:
         return 0
     if options.replay is not None:
         return replay(campaign, options.replay)
-    commit = attempts.find_commit()
-    file = ResultFile(attempts.RESULTS / f"{commit}.jsonl")
-    run(campaign, options, file)
-    records = file.read()
-    rows = table.make_rows(campaign, records)
-    print(table.describe(rows), end="")
-    machine = attempts.describe_machine()
-    print(f"\ncommit {commit}, {machine}; {file.path}", file=sys.stderr)
-    if options.document is not None:
-        table.put_into(options.document, commit, machine, rows)
-    wanted = set(options.places)
-    return int(any(not each.passed and (each.fault, each.number) in wanted for each in records))
+    path, places = attempts.find_results(), campaign.choose(options.only, options.fraction)
+    made = {(each.fault, each.number) for each in attempts.read_records(path)}
+    if missing := [place for place in places if place not in made]:
+        run(campaign, missing, options.jobs, path)
+    records = attempts.read_records(path)
+    print(describe(campaign, records), end="")
+    cores, release = len(os.sched_getaffinity(0)), ".".join(platform.release().split(".")[:2])
+    print(f"\n{cores} cores of {find_processor()}, Linux {release}; {path}", file=sys.stderr)
+    return int(any(not each.passed and (each.fault, each.number) in places for each in records))
 
 
 if __name__ == "__main__":

@@ -154,15 +154,11 @@ class Training:
         end = time.monotonic() + SECONDS
         while (found := self.read_fired()) is None:
             # It may have ended the job.
-            if job.process.poll() is not None and self.read_fired() is None:
-                raise launchers.JobError(f"nothing happened to the job: {job.result()}")
-            if time.monotonic() > end:
+            has_ended = job.process.poll() is not None and self.read_fired() is None
+            if has_ended or time.monotonic() > end:
                 raise launchers.JobError(f"nothing has happened to the job: {job.result()}")
             time.sleep(0.005)
         return found
-
-    def read_steps(self) -> int:
-        return int(self.read_outcome()["step"])
 
     def read_outcome(self) -> dict[str, Any]:
         """What ``outcome.json`` says; empty where there is none."""

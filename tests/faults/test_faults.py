@@ -14,13 +14,9 @@ import pytest
 import attempts
 import command
 import launchers
-import table
-import trainings
-from attempts import Family, Finding, Record
-from campaign import Campaign, Fault, read_campaign
+from attempts import Campaign, Family, Fault, Finding, Record, read_campaign
 from families import FAMILIES
-from laboratory import Laboratory, Training
-from pool import Pools
+from laboratory import Laboratory
 
 CAMPAIGN = read_campaign()
 FAULT = Fault(name="made-up", title="", attempts=4, seconds=1, limits={"detected": 1})
@@ -70,11 +66,14 @@ def test_an_attempt_is_recorded_whatever_becomes_of_it() -> None:
 def test_the_chapter_and_the_list_have_all_faults(capsys: pytest.CaptureFixture[str]) -> None:
     titles = [(fault.title, name) for name, fault in CAMPAIGN.faults.items()]
     text = (launchers.ROOT / "docs" / "about" / "reliability.md").read_text("utf-8")
-    (found,) = re.findall(f"{table.BEGIN}(.*){table.END}", text, re.DOTALL)
-    assert re.findall(r"^\| (.*?) \(`([\w-]+)`\) \|", found, re.MULTILINE) == titles
-    # The script itself is run by the tests of the documentation.
+    (found,) = re.findall("<!-- faults: begin -->(.*)<!-- faults: end -->", text, re.DOTALL)
     command.list_faults(CAMPAIGN)
-    assert re.findall(r"^(.+)\n +--only ([\w-]+) ", capsys.readouterr().out, re.M) == titles
+    listed = re.findall(r"^(.+)\n +--only ([\w-]+) ", capsys.readouterr().out, re.M)
+    records = [make(Finding("good", 0.5)), make(OSError("bad"))]
+    records = [replace(each, fault=name) for _, name in titles for each in records]
+    for rows in (found, command.describe(CAMPAIGN, records)):
+        assert re.findall(r"^\| (.*?) \(`([\w-]+)`\) \|", rows, re.MULTILINE) == titles == listed
+    assert rows.count("| 1 | 0.50 / 0.50 s | – | good |\n") == len(titles)
 
 
 # Attempts
@@ -113,6 +112,7 @@ def check(fault: str, wanted: dict[str, Any], laboratory: Laboratory) -> Record:
     [
         ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
         ("kill", {"launcher": "mpich", "moment": "start"}),
+        ("save", {"point": "shards"}),
         ("disk", {"kind": "full", "policy": "continue"}),
         ("disk", {"kind": "quota", "policy": "stop"}),
         ("signal", {"way": "one rank"}),
@@ -125,19 +125,6 @@ def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Labor
     record = check(fault, wanted, laboratory)
     if record.gone is not None:
         assert record.detected is not None and 0 < record.detected <= record.gone
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(900)
-def test_an_attempt_passes_with_one_launch(pool: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
-    def finish(training: Training) -> str:
-        ranks = pool("openmpi", training.ranks)
-        return ranks.call(trainings.run, training.words, cwd=training.folder, timeout=400).printed
-
-    # Only the job that is killed is launched. Ranks that stay make the runs that come to their end.
-    monkeypatch.setattr(Training, "finish", finish)
-    with Laboratory() as laboratory:
-        test_an_attempt_passes("save", {"point": "shards"}, laboratory)
 
 
 CANCELS = (
@@ -156,7 +143,9 @@ CANCELS = (
     [
         ("kill", {"launcher": "srun"}),
         ("requeue", {"way": "chain"}),
+        ("requeue", {"way": "priority"}),
         ("still", {"way": "link cut"}),
+        ("node", {"way": "lost"}),
         ("node", {"way": "cut off, and comes back"}),
         *(("cancel", {"launcher": name, "way": way}) for name, ways in CANCELS for way in ways),
     ],

@@ -4,14 +4,15 @@ were asked to do; the real things are run by the tests of README and by whoever 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -367,9 +368,6 @@ def test_ranks_and_options(checkout):
     ):
         checkout.local(*words.split())
         assert checkout.started == f".venv: {expected}"
-
-
-def test_what_is_no_number_of_ranks(checkout):
     for word in ("two", "2.5", "hello.py"):
         result = checkout.local(word).expect(2)
         assert f"RANKS must be a whole number, not '{word}'" in result.stderr
@@ -424,17 +422,12 @@ def test_all_checks_run_whatever_fails(checkout):
     words = cluster.split()
     assert {"jobs/cluster/up", "jobs/cluster/state.py"} <= set(words)
     assert "jobs/cluster/boot.sh" not in words
-
-
-def test_types_are_those_of_the_releases_that_are_pinned(checkout):
-    result = checkout.tests(FAKE_RELEASE="2.99")
+    # One bad check is enough, and pytest's own code is kept. Types are those of pinned releases.
+    result = checkout.tests(FAKE_RELEASE="2.99").expect(0)
     assert "types (of jobs/cluster; the rest with the torch and numpy of " in result.stdout
     assert len(checkout.logged("-m mypy")) == 1
-
-
-def test_one_bad_check_is_enough_and_the_code_of_pytest_is_kept(checkout):
+    checkout.tests(FAKE_PYTEST_STATUS="2", FAKE_SHELLCHECK_STATUS="1").expect(2)
     checkout.tests(FAKE_SHELLCHECK_STATUS="1").expect(1)
-    checkout.tests(FAKE_PYTEST_STATUS="2", FAKE_MYPY_STATUS="1").expect(2)
 
 
 def test_the_tests_and_the_trainer_share_an_environment(checkout):
@@ -497,46 +490,102 @@ def test_root_fetches_the_browser_and_open_mpi_4_once(checkout):
     assert not checkout.logged("openmpi-bin")
 
 
-HOLD = """
-import mmap, sys, time
-with open(sys.argv[1], "w+b") as file:
-    file.truncate(4096)
-    held = mmap.mmap(file.fileno(), 4096)
-print("held", flush=True)
-time.sleep(600)
-"""
+# Which versions jobs/constraints.py lets pip choose
+
+SETUP_CFG = launchers.ROOT / "setup.cfg"
+SCRIPT = launchers.ROOT / "jobs" / "constraints.py"
+TESTED = "torch==2.13.0 torchvision==0.28.0 mpi4py==4.1.2 numpy==2.4.6 tqdm==4.70.1 sympy==1.14.0"
 
 
-def clean_up_beside(checkout, *files: Path) -> list[bool]:
-    """Which of the files are left after a run, during which they were made."""
-    made = " ".join(shlex.quote(str(path)) for path in files)
-    # While the checks run: as if they had taken a minute.
-    checkout.program(
-        "shellcheck",
-        f'touch -d "60 seconds ago" "$TMPDIR/began"; touch -d "15 seconds ago" {made}',
-    )
-    checkout.program("apt-get", APT_GET_FAILS)
-    checkout.tests(FAKE_USER=str(os.getuid()))
-    return [path.exists() for path in files]
+@pytest.fixture
+def constraints():
+    specification = importlib.util.spec_from_file_location("constraints", SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
-def test_files_of_another_job_are_left_alone(checkout, tmp_path):
-    name = uuid.uuid4().hex
-    left, used = (Path(f"/dev/shm/sm_segment.{name}.{which}") for which in ("left", "used"))
-    topology = Path(f"/tmp/hydra_hwloc_xmlfile_{name}")
-    proxy = tmp_path / "hydra_pmi_proxy"
-    shutil.copy(shutil.which("sleep") or "/bin/sleep", proxy)
-    holding = [sys.executable, "-c", HOLD, used]
-    try:
-        with subprocess.Popen([proxy, "600"]) as starting, launchers.begin(*holding) as (_, line):
-            try:
-                assert line == "held"
-                found = clean_up_beside(checkout, left, used, topology)
-            finally:
-                starting.kill()
-    finally:
-        for path in (left, used, topology):
-            path.unlink(missing_ok=True)
-    # Where not all processes can be seen, the first one may be another job's, too.
-    sees_all = os.readlink("/proc/self/ns/pid") == "pid:[4026531836]"
-    assert found == [not sees_all, True, True]
+@pytest.fixture
+def constrain(constraints, monkeypatch):
+    """The constraints for an environment that holds these packages, as a set of lines."""
+
+    def ask(kind: str, **installed: str) -> set[str]:
+        monkeypatch.setattr(constraints, "installed", installed.get)
+        tested = [constraints.Requirement(text) for text in TESTED.split()]
+        requirements = constraints.read_requirements(str(SETUP_CFG), ("vision",))
+        return set(constraints.constrain(kind, requirements, tested))
+
+    return ask
+
+
+CPU = TESTED.replace("torch==2.13.0", "torch==2.13.0+cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "installed", "expected"),
+    [
+        ("venv", {}, TESTED),
+        # A torch that was put into the venv first stays, one of another release with its own
+        # torchvision, and the other way round.
+        ("venv", {"torch": "2.13.0+cpu", "sympy": "1.13.3"}, CPU),
+        ("venv", {"torch": "2.11.0+cu130"},
+         TESTED.replace("2.13.0 torchvision==0.28.0", "2.11.0+cu130")),
+        ("venv", {"torchvision": "0.26.0"},
+         TESTED.replace("torch==2.13.0 torchvision==0.28.0", "torchvision==0.26.0")),
+        # A release candidate counts, and what is too old is replaced.
+        ("venv", {"torch": "2.10.0a0+git449b176"},
+         TESTED.replace("2.13.0 torchvision==0.28.0", "2.10.0a0+git449b176")),
+        ("venv", {"torch": "2.14.0rc1"},
+         TESTED.replace("2.13.0 torchvision==0.28.0", "2.14.0rc1")),
+        ("venv", {"torch": "2.9.1"}, TESTED),
+        # An active environment keeps all that it has.
+        ("active", {"torch": "2.11.0+cu130", "mpi4py": "4.0.3", "tqdm": "4.60", "sympy": "1.13"},
+         "torch==2.11.0+cu130 mpi4py==4.0.3 numpy==2.4.6"),
+    ],
+)  # fmt: skip
+def test_what_is_there_stays_and_the_rest_is_what_was_tested(constrain, kind, installed, expected):
+    assert constrain(kind, **installed) == set(expected.split())
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        ({}, ["auto", "torch==2.13.0", "torchvision==0.28.0"]),
+        ({"torch": "2.13.0+cpu"}, ["cpu", "torch==2.13.0+cpu", "torchvision==0.28.0"]),
+        ({"torch": "2.11.0+cu130"}, ["cu130", "torch==2.11.0+cu130", "torchvision"]),
+        ({"torchvision": "0.28.0+cpu"}, ["cpu", "torch==2.13.0", "torchvision==0.28.0+cpu"]),
+        ({"torch": "2.13.0a0+git1234"}, []),
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, []),
+    ],
+)
+def test_a_missing_half_is_of_the_build_of_the_other(constraints, constrain, installed, expected):
+    lines = sorted(constrain("venv", **installed))
+    assert constraints.find_build(installed, lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchvision", "is_left_out"),
+    [
+        (None, None, False),
+        ("2.13.0+cu130", None, False),
+        ("2.10.0a0+git449b176", None, True),
+        ("2.10.0a0+b4e4ee81d3.nv25.12", None, True),
+        ("2.10.0a0+git449b176", "0.25.0a0+ba56244", False),
+    ],
+)
+def test_no_torchvision_is_added_to_a_torch_that_somebody_has_built(
+    constraints, torch, torchvision, is_left_out
+):
+    found = constraints.choose_extras(["mpi", "vision"], torch, torchvision)
+    assert found == (["mpi"] if is_left_out else ["mpi", "vision"])
+
+
+def test_requirements_and_the_tested_versions_are_valid_constraints(constraints):
+    named = {item.name for item in constraints.read_requirements(str(SETUP_CFG), ("mpi", "plot"))}
+    assert {"torch", "openmpi", "matplotlib"} <= named and "pytest" not in named
+    (path,) = [Path(line.removeprefix("file ")) for line in constraints.list_files(["numpy"])]
+    assert path.name == f"numpy-{version('numpy')}.dist-info" and path.exists()
+    tested = launchers.ROOT / "constraints.txt"
+    done = launchers.execute(sys.executable, SCRIPT, "venv", SETUP_CFG, tested).expect(0)
+    wanted = [line for line in tested.read_text().splitlines() if not line.startswith("#")]
+    assert len(done.stdout.splitlines()) == len(wanted)

@@ -116,14 +116,6 @@ def positions(*stacks, **more) -> list[StackPosition]:
     ]
 
 
-def test_equal_positions_are_shown_once_and_the_one_that_is_missing_is_named():
-    assert describe(positions(*[REDUCE] * 7, LOAD)) == (
-        "  ranks 0-6        all_reduce, train.py:80\n"
-        "  rank 7 on node1  DataLoader, data.py:12\n"
-        "  the others wait for rank 7 on node1\n"
-    )
-
-
 def test_the_whole_stack():
     # Another line of torch's is no other place of the script's, but another stack.
     later = (Frame(C10D, 3253, "all_reduce", LIBRARY), *REDUCE[1:])
@@ -273,7 +265,7 @@ def test_threads_that_come_and_go_survive_a_request(monkeypatch):
     monkeypatch.setattr(dump, "LONGEST_SECONDS", HUNG)
     monkeypatch.setattr(dump, "QUIET_SECONDS", HUNG)
     with hanging(WRITES + BUSY) as (process, reader):
-        for _ in range(200):
+        for _ in range(60):
             assert read_soon(reader)[-1].function == "<module>"
         assert process.poll() is None
 
@@ -571,39 +563,18 @@ for step in range(9 - dist.get_rank()):
     model(torch.ones(4, 10)).sum().backward()
 dist.destroy_process_group()
 """
-OWN_CALLS = """
-import torch, mpiddp
-session = mpiddp.init()
-for _ in range(3 - session.world.rank):
-    mpiddp.all_reduce(torch.ones(1))
-session.close()
-"""
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("script", "group", "position"),
-    [
-        pytest.param(EARLY, "the default group", r"backward, script\.py:11", id="torch's"),
-        pytest.param(
-            OWN_CALLS, "mpiddp", r"all_reduce, script\.py:5", id="own", marks=pytest.mark.long
-        ),
-    ],
-)
-def test_a_rank_with_fewer_batches_ends_the_job_and_one_that_is_done_early_does_not(
-    script, group, position, tmp_path
-):
-    (tmp_path / "script.py").write_text(script)
+def test_a_rank_with_fewer_batches_ends_the_job_and_one_that_is_done_early_does_not(tmp_path):
+    (tmp_path / "script.py").write_text(EARLY)
     result = launchers.run("openmpi", 2, ["-m", "mpiddp", "script.py"], cwd=tmp_path).expect(6)
     # Rank 1 had waited for longer than the other takes to be asked several times.
-    assert result.stdout.count("left alone") == (script == EARLY)
+    assert result.stdout.count("left alone") == 1
     said = (
-        rf"mpiddp: rank 1 of 2 on {HOST} left early: it has closed its session, at the end of its "
-        rf"program, after collective (\d+) of {group}\. Rank 0 on {HOST} waits in "
-        rf"collective (\d+): {position}\n"
-        rf"  rank 0 on {HOST} +{position}\n"
-        rf"  rank 1 on {HOST} +has closed its session, .*\n"
-        rf"  in collectives the others wait in vain for rank 1 on {HOST}\n"
+        r"mpiddp: rank 1 of 2 .* left early: .*, after collective (\d+) of the default group\. "
+        r"Rank 0 .* waits in collective (\d+): (backward, script\.py:11)\n"
+        r"  rank 0 .* \3\n  rank 1 .* has closed its session, .*\n  in collectives the others wait"
     )
     found = re.search(said, result.stderr)
     assert found and int(found[2]) == int(found[1]) + 1, result.stderr
@@ -660,9 +631,6 @@ def make_call(file: str, body: str):
     return space["call"]
 
 
-POLL = "while not stop.is_set(): time.sleep(0.001)"
-
-
 def test_while_a_step_is_made_only_its_end_is_movement():
     steps = iter([1, 1, 1, 2, 2, None, None, 2])
     movement = Movement(Progress(Progress.make_file()), 1e6, lambda: next(steps))
@@ -673,12 +641,23 @@ def test_while_a_step_is_made_only_its_end_is_movement():
     assert found[7]
 
 
-def test_a_collective_does_not_move_however_it_waits():
-    assert look(make_call(C10D, POLL), moves=False)
+def test_a_collective_does_not_move_however_it_waits_and_a_script_that_polls_does():
+    assert look(make_call(C10D, "while not stop.is_set(): time.sleep(0.001)"), moves=False)
     # The same call again and again is movement.
     again = make_call(C10D, "time.sleep(0.001)")
-
     assert look(lambda stop: [again(stop) for _ in iter(stop.is_set, True)], moves=True)
+
+    def work(stop) -> None:
+        while not stop.is_set():
+            time.sleep(0.001)
+
+    assert look(work, moves=True)
+    # One long call in C is none.
+    assert look(lambda stop: stop.is_set() or stop.held.acquire(), moves=False)
+    # A script's own data set inside a DataLoader works.
+    call = make_call(LOADER, "work(stop)")
+    call.__globals__["work"] = work
+    assert look(call, moves=True)
 
 
 def test_what_may_wait_for_other_ranks_is_a_collective():
@@ -700,19 +679,6 @@ def test_what_may_wait_for_other_ranks_is_a_collective():
     progress.note_collective(True)
     movement.close()
     assert not progress.is_in_collective()
-
-
-def test_a_script_that_polls_moves_and_one_in_a_long_c_call_does_not():
-    def work(stop) -> None:
-        while not stop.is_set():
-            time.sleep(0.001)
-
-    assert look(work, moves=True)
-    assert look(lambda stop: stop.is_set() or stop.held.acquire(), moves=False)
-    # A script's own data set inside a DataLoader works.
-    call = make_call(LOADER, "work(stop)")
-    call.__globals__["work"] = work
-    assert look(call, moves=True)
 
 
 # NCCL's flight recorder
@@ -746,13 +712,13 @@ def test_the_last_collectives_of_nccl(monkeypatch):
 
 def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
     job = crew([0, 0])
-    job[0].tell("fake_record", "nccl:all_gather")
+    job[0].tell("fake_record", ENTRY)
     # Its other threads cannot run.
     assert job[1].ask("lock") == ["locking"]
     job[0].settle()
     found = gather_stacks(tmp_path / "job")
     (call,) = found[0].record
-    assert (call.title, call.content) == ("all_gather 1", "2 float32")
+    assert (call.title, call.content) == ("all_reduce 17", "1,024 float32")
     assert found[1].record is None and found[1].frames
 
 
@@ -852,12 +818,9 @@ def test_a_job_of_one_rank_ends_because_it_stands_still(tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", ["openmpi", "mpich", pytest.param("impi", marks=launchers.marks_of("impi"))]
-)
-def test_a_time_out_shows_where_the_ranks_are(name, tmp_path):
+def test_a_time_out_shows_where_the_ranks_are(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    result = launchers.run(name, 2, ["-m", "mpiddp", "script.py", "6"], cwd=tmp_path).expect(1)
+    result = launchers.run("openmpi", 2, ["-m", "mpiddp", "script.py", "6"], cwd=tmp_path).expect(1)
     assert "Timed out waiting 6000ms" in result.stderr
     assert re.search(TABLE, result.stderr), result.stderr
 

@@ -14,53 +14,49 @@ import launchers
 from mpiddp.process import cpus
 from mpiddp.process.cpus import count_cores, count_shared_cores, find_cpus, find_quota
 
-
-def write(folder: Path, **files: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+JOB = "0::/system.slice/job_7/step_0"
+GROUPS = {
+    "system.slice/job_7/step_0/cpu.max": "max 100000",
+    "system.slice/job_7/cpu.max": "300000 100000",
+    "system.slice/job_8/cpu.max": "100000 100000",
+}
+OLD = {
+    "cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1",
+    "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000",
+}
+"""The first control groups."""
+AROUND = {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "100000"}
 
 
 @pytest.mark.parametrize(
-    ("text", "cores"),
-    [("max 100000", math.inf), ("50000 100000", 0.5), ("", math.inf), ("1 0", math.inf)],
+    ("own", "files", "cores"),
+    [
+        # A container sees its own group as the root, whatever the group is called outside.
+        ("0::/docker/0123", {"cpu.max": "max 100000"}, math.inf),
+        ("0::/docker/0123", {"cpu.max": "50000 100000"}, 0.5),
+        (None, {"cpu.max": "50000 100000"}, 0.5),
+        ("0::/docker/0123", {"cpu.max": ""}, math.inf),
+        ("0::/docker/0123", {"cpu.max": "1 0"}, math.inf),
+        ("0::/docker/0123", {}, math.inf),
+        (JOB, GROUPS, 3.0),
+        ("3:cpuset:/other\n2:cpu,cpuacct:/a/b\n0::/", OLD, math.inf),
+        ("3:cpuset:/other\n2:cpu:/a/b\n0::/", AROUND, 1.5),
+    ],
 )
-def test_the_quota_of_a_container_is_read(text, cores, tmp_path):
-    """It sees its own control group as the root, whatever the group is called outside."""
-    write(tmp_path / "root", cpu__max=text)
-    write(tmp_path, own="0::/docker/0123")
+def test_the_smallest_quota_of_the_groups_around_a_process_counts(own, files, cores, tmp_path):
+    for name, text in {**files, **({"../own": own} if own else {})}.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
     assert find_quota(tmp_path / "root", tmp_path / "own") == cores
-    assert find_quota(tmp_path / "root", tmp_path / "nowhere") == cores
-    assert find_quota(tmp_path / "nowhere", tmp_path / "own") == math.inf
 
 
-def test_the_smallest_quota_of_the_groups_around_a_process_counts(tmp_path):
-    write(tmp_path, own="0::/system.slice/job_7/step_0")
-    write(tmp_path / "system.slice/job_7/step_0", cpu__max="max 100000")
-    write(tmp_path / "system.slice/job_7", cpu__max="300000 100000")
-    write(tmp_path / "system.slice/job_8", cpu__max="100000 100000")
-    assert find_quota(tmp_path, tmp_path / "own") == 3.0
-
-
-@pytest.mark.parametrize("controllers", ["cpu", "cpu,cpuacct"])
-def test_quotas_of_the_first_control_groups(controllers, tmp_path):
-    write(tmp_path, own=f"3:cpuset:/other\n2:{controllers}:/a/b\n0::/")
-    folder = tmp_path / controllers / "a/b"
-    write(folder, cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
-    assert find_quota(tmp_path, tmp_path / "own") == math.inf
-    write(folder.parent, cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000")
-    assert find_quota(tmp_path, tmp_path / "own") == 1.5
-
-
-def test_cores_are_the_ranks_together_and_no_more_than_their_container_has():
+def test_cores_are_the_ranks_together_and_no_more_than_their_quota(monkeypatch):
     assert count_shared_cores([[0, 1], [1, 2]], []) == 3
     assert count_shared_cores([[0, 1], [1, 2]], [2.0, 2.0]) == 2
     assert count_shared_cores([[0], [1]], [math.inf, math.inf]) == 2
-
-
-def test_a_process_uses_no_more_cores_than_its_quota(monkeypatch):
     monkeypatch.setattr(cpus, "find_cpus", lambda: frozenset(range(10_000, 10_008)))
-    for quota, cores in ((math.inf, 8), (8.5, 8), (2.0, 2), (2.9, 2), (0.5, 1)):
+    for quota, cores in ((math.inf, 8), (8.5, 8), (2.9, 2), (0.5, 1)):
         monkeypatch.setattr(cpus, "find_quota", lambda quota=quota: quota)
         assert count_cores() == cores
 

@@ -1,8 +1,9 @@
-"""Logs of all ranks, who prints to the console, and labels."""
+"""Logs of all ranks, who prints to the console, in which characters, and standard input."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pty
 import re
@@ -21,7 +22,8 @@ import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.streams import output_writer
-from mpiddp.process.streams.output import RankOutput, open_log
+from mpiddp.process.streams.console import write_console
+from mpiddp.process.streams.output import RankOutput
 from mpiddp.process.streams.output_writer import (
     LONGEST_LINE,
     PATIENCE_SECONDS,
@@ -29,6 +31,7 @@ from mpiddp.process.streams.output_writer import (
     Lines,
     Stream,
 )
+from mpiddp.wording import encode, fit, print_text
 
 HOST = socket.gethostname()
 SECONDS = 120
@@ -42,6 +45,16 @@ def test_the_console_is_for_some_ranks():
     for text in ("", "some", "1,", "3-1", "-1", "1-", "0 1", "²"):
         with pytest.raises(ConfigurationError, match="--console: expected all, none, or ranks"):
             RankOutput(console=text)
+
+
+def test_a_restart_may_have_fewer_ranks_than_the_console_names(monkeypatch):
+    console = RankOutput(console="3-5")
+    console.check_world(4)
+    with pytest.raises(ConfigurationError, match="out of 0-2"):
+        console.check_world(3)
+    RankOutput(console="none").check_world(1)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    console.check_world(3)
 
 
 PARTS = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r"]), max_size=12)
@@ -80,6 +93,7 @@ def test_a_line_waits_for_its_end_for_a_while():
 PROGRAM = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
+from mpiddp.process.streams.console import write_console
 from mpiddp.process.streams.output import RankOutput, redirect
 log_dir = Path(sys.argv[1]) if sys.argv[1] else None
 redirection = redirect(
@@ -121,19 +135,15 @@ def run(*words: str, **options) -> launchers.Result:
     return launchers.run_python("-c", PROGRAM, *words, **options)
 
 
-@pytest.mark.parametrize("console", ["0", "all"])
-def test_a_log_has_all_that_was_printed_up_to_a_sigkill(console, tmp_path):
-    result = run(str(tmp_path / "new" / "logs"), console, "killed")
+def test_a_log_has_all_that_was_printed_up_to_a_sigkill(tmp_path):
+    result = run(str(tmp_path / "new" / "logs"), "all", "killed")
     assert result.returncode == -signal.SIGKILL
-    assert (tmp_path / "new/logs/rank-3.out").read_text() == f"{SAID}the last line\n"
-    assert (tmp_path / "new/logs/rank-3.err").read_text() == "warning\n"
-    shown = (f"{SAID}the last line\n", "warning\n") if console == "all" else ("", "")
-    assert (result.stdout, result.stderr) == shown
+    shown = (f"{SAID}the last line\n", "warning\n")
+    logs = [(tmp_path / f"new/logs/rank-3.{end}").read_text() for end in ("out", "err")]
+    assert (result.stdout, result.stderr) == shown == (*logs,)
 
 
-def test_a_report_reaches_the_console_from_a_rank_that_is_not_shown(tmp_path):
-    result = run(str(tmp_path), "0-2,4", "report")
-    assert (result.stdout, result.stderr) == ("", "mpiddp: report\n")
+def test_a_report_reaches_the_console_once():
     assert run("", "none", "report").stderr == "mpiddp: report\n"
     # It is there already.
     assert run("", "3", "report").stderr == "warning\n"
@@ -235,14 +245,6 @@ def test_a_terminal_stays_one_and_keeps_its_bar(tmp_path):
     assert (tmp_path / "rank-3.err").read_bytes() == b"warning\n\r0/3\r1/3\r2/3\r3/3\n"
 
 
-def test_a_directory_that_cannot_be_written(tmp_path):
-    os.close(open_log(tmp_path / "a" / "b" / "rank-0.err"))
-    (tmp_path / "file").write_text("")
-    for path in ("file/log", "file/below/log", "a/b"):
-        with pytest.raises(ConfigurationError, match=r"cannot write to .*; --log-dir names"):
-            open_log(tmp_path / path)
-
-
 BYTES = os.urandom(3_000_000)
 """More than a pipe holds, and no text."""
 SCRIPT = """
@@ -314,20 +316,151 @@ def test_nothing_starts_where_one_rank_cannot_write_its_log(tmp_path):
     assert result.stdout == "" and re.fullmatch(said, result.stderr), result
 
 
-@pytest.mark.long
-@pytest.mark.mpi
-def test_a_quiet_start_leaves_the_programs_output_alone(tmp_path):
-    (tmp_path / "hello.py").write_text("print('hello')")
-    words = ["-m", "mpiddp", "--quiet", "hello.py"]
-    result = launchers.run("openmpi", 1, words, cwd=tmp_path)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "hello\n", ""), result.output
+# Standard input reaches rank 0 as a whole, and has an end there and on the other ranks
+
+LAUNCH = """
+import os, sys
+from mpiddp.front.attempt import Launch
+from mpiddp.launch.launcher.programs import OPEN_MPI
+
+code = '''
+import os, sys
+from mpiddp.process.streams.standard_input import take
+assert sys.stdin.read() == ""  # The launcher's.
+sys.stderr.write(str(take(os.environ.pop("MPIDDP_STANDARD_INPUT", ""), RANK)))
+sys.stdout.write(os.read(0, 100).decode() + os.read(0, 100).decode())
+'''.replace("RANK", sys.argv[1])
+launch = Launch(OPEN_MPI, starts_ranks=True)
+for attempt in range(2):
+    launch.run([sys.executable, "-c", code], os.environ, None, offers_input=True)
+"""
 
 
-def test_a_restart_may_have_fewer_ranks_than_the_console_names(monkeypatch):
-    console = RankOutput(console="3-5")
-    console.check_world(4)
-    with pytest.raises(ConfigurationError, match="out of 0-2"):
-        console.check_world(3)
-    RankOutput(console="none").check_world(1)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    console.check_world(3)
+def launch(stdin, rank: int = 0) -> tuple[str, str]:
+    """What a rank gets in two attempts, and what it reports."""
+    done = launchers.run_python("-c", LAUNCH, rank, stdin=stdin, check=True)
+    return done.stdout, done.stderr
+
+
+def test_what_each_kind_of_input_becomes(tmp_path):
+    (tmp_path / "file").write_text("read text")
+    with open(tmp_path / "file", "rb", buffering=0) as source:
+        source.seek(5)  # Each attempt begins where the front was given it.
+        assert launch(source) == ("texttext", "NoneNone")
+        assert launch(source, rank=1) == ("", "NoneNone")
+    assert launch(subprocess.DEVNULL) == ("", "NoneNone")
+    # What is left in a pipe goes to the next attempt.
+    source, end = os.pipe()
+    os.write(end, b"x" * 300)
+    os.close(end)
+    assert launch(source) == ("x" * 300, "NoneNone")
+    os.close(source)
+    # The writer of a named pipe has gone.
+    os.mkfifo(tmp_path / "pipe")
+    source = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert launch(source) == ("", "NoneNone")
+    os.close(source)
+    # A socket is copied.
+    own, its = socket.socketpair()
+    with own, its:
+        own.sendall(b"text")
+        own.shutdown(socket.SHUT_WR)
+        assert launch(its) == ("text", "NoneNone")
+
+
+def test_a_closed_standard_input_is_empty():
+    command = f"exec {sys.executable} -c '{LAUNCH.replace(chr(39), chr(34))}' 0 <&-"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=launchers.ROOT, capture_output=True, timeout=SECONDS, check=True
+    )
+    assert (done.stdout, done.stderr) == (b"", b"NoneNone")
+
+
+@pytest.mark.parametrize(
+    ("offered", "problem"),
+    [
+        ("/proc/{process}/fd/0 1 1 0", "it belongs to a different process here"),
+        ("/proc/0/fd/0 1 1 0", "No such file or directory"),
+    ],
+)
+def test_an_input_that_is_not_here_is_empty(offered, problem):
+    code = "import sys; from mpiddp.process.streams.standard_input import take; "
+    code += "print(take(sys.argv[1], 0), [sys.stdin.read()])"
+    offered = offered.format(process=os.getpid())
+    done = launchers.run_python("-c", code, offered, input="text", check=True)
+    assert done.stdout == f"{offered.split()[0]} cannot be opened: {problem} ['']\n"
+
+
+# What is printed where the console's encoding lacks a character
+
+
+def make_stream(encoding: str, errors: str = "strict") -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(), encoding, errors)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "shown"),
+    [
+        ("utf-8", "strict", "2–64 × 3 µs… 語 \\udcff"),
+        ("utf-8", "surrogateescape", "2–64 × 3 µs… 語 \udcff"),
+        ("latin-1", "strict", "2-64 × 3 µs... \\u8a9e \\udcff"),
+        ("ascii", "strict", "2-64 x 3 us... \\u8a9e \\udcff"),
+        ("ascii", "surrogateescape", "2-64 x 3 us... \\u8a9e \udcff"),
+        # Python's own standard error.
+        ("ascii", "backslashreplace", "2-64 x 3 us... 語 \udcff"),
+    ],
+)
+def test_other_characters_stand_for_those_that_an_encoding_lacks(encoding, errors, shown):
+    text = "2–64 × 3 µs… 語 \udcff"
+    stream = make_stream(encoding, errors)
+    assert fit(text, stream) == shown
+    print_text(text, "-", stream=stream)
+    stream.seek(0)
+    assert stream.read() == shown.encode(encoding, errors).decode(encoding, errors) + "\n-\n"
+
+
+def test_bytes_that_are_no_text_stay_past_a_stream_and_reports_fit_into_it(monkeypatch):
+    assert encode("a…\udcff語", make_stream("ascii")) == b"a...\xff\\u8a9e"
+    assert encode("a…\udcffé", make_stream("latin-1")) == b"a...\xff\xe9"
+    assert encode("a…\udcff", None) == "a…".encode() + b"\xff"
+    stream = make_stream("ascii")
+    monkeypatch.setattr(sys, "stderr", stream)
+    write_console("rank 0 → rank 1\n")
+    stream.seek(0)
+    assert stream.read() == "rank 0 -> rank 1\n"
+
+
+COMMANDS = {
+    "--help": "[ARGS...]",
+    "train --help": "HOST=NAME,...",
+    "stacks --help": "[OPTION ...]",
+    "bench prove ring --ranks 4": "1-4 ",
+    "doctor": "0 failures",
+}
+"""With what they print; the last one ends its process."""
+IN_TURN = """
+import contextlib, sys
+from mpiddp.__main__ import main
+for words in sys.argv[1:]:
+    sys.argv = ["mpiddp", *words.split()]
+    with contextlib.suppress(SystemExit):
+        main()
+"""
+
+
+def test_each_command_prints_on_a_console_that_knows_ascii_alone(tmp_path):
+    env = {"PYTHONIOENCODING": "ascii"}
+    done = launchers.run_python("-c", IN_TURN, *COMMANDS, env=env, cwd=tmp_path).expect(0)
+    assert all(shown in done.stdout for shown in COMMANDS.values()), done
+    assert done.stdout.isascii() and not done.stderr
+
+
+def test_a_quiet_start_leaves_the_programs_output_and_its_streams_alone(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(sys.stdout.errors, sys.stderr.errors)\nprint('…')\n")
+    variables = {"PYTHONIOENCODING": "latin-1"}
+    plain = launchers.run_python(script, env=variables)
+    done = launchers.run_python("-m", "mpiddp", "--quiet", script, env=variables)
+    assert (done.returncode, done.stdout) == (1, plain.stdout)
+    assert "started" not in done.stderr
+    assert "can't encode character '\\u2026'" in done.stderr

@@ -48,22 +48,6 @@ def open_lifeline(rank: int, entrance: Entrance) -> Lifeline:
     return Lifeline(entrance, rank, leave, lambda: leave(99))
 
 
-def fake_nccl(collective: str) -> Any:
-    """As torch's module, with one collective in the flight recorder."""
-    entry = {
-        "profiling_name": collective,
-        "collective_seq_id": 1,
-        "is_p2p": False,
-        "state": "scheduled",
-        "retired": False,
-        "time_created_ns": time.time_ns(),
-        "input_sizes": [[2]],
-        "input_dtypes": ["Float"],
-        "process_group": ("0", "default_pg"),
-    }
-    return types.SimpleNamespace(_dump_nccl_trace=lambda *_: pickle.dumps({"entries": [entry]}))
-
-
 def main() -> None:
     # What a decision takes is looked at, not how busy the machine is.
     lifelines.ANSWER_SECONDS = 20.0
@@ -115,7 +99,10 @@ def main() -> None:
             except RecursionError as error:
                 lifeline.note_failure(error)
         elif name == "fake_record":
-            sys.modules["torch._C._distributed_c10d"] = fake_nccl(arguments[0])
+            # As torch's module, with one collective in the flight recorder.
+            dump = pickle.dumps({"entries": [{**arguments[0], "time_created_ns": time.time_ns()}]})
+            module = types.SimpleNamespace(_dump_nccl_trace=lambda *_, dump=dump: dump)
+            sys.modules["torch._C._distributed_c10d"] = module
         else:
             operator.attrgetter(name)(lifeline)(*arguments)
     time.sleep(1000)

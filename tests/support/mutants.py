@@ -48,6 +48,8 @@ OPERATORS = {
     ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.LShift: ("<<", ">>"),
     ast.RShift: (">>", "<<"),
 }  # fmt: skip
+BARE = '"-I", "-S"'
+"""What a program is started with that needs the standard library alone."""
 MOST_TESTS = 60
 """Of one mutant, the quickest."""
 CONFIGURATION = """\
@@ -210,15 +212,22 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     place = copy.temporary / "coverage"
     place.mkdir()
     rc = place / "rc"
-    # Coverage takes the path of a file for a package.
     source = copy.root / folder
-    source = source if source.is_dir() else source.parent
+    source = source.parent if source.is_file() else source  # Coverage knows folders alone.
     rc.write_text(CONFIGURATION.format(folder=place, source=source))
-    path = os.pathsep.join((str(copy.root), str(Path(__file__).parent)))
+    # The copy's own harness: jobs are started in the tree in which their launcher lies.
+    program = copy.root / Path(__file__).relative_to(launchers.ROOT)
+    path = os.pathsep.join((str(copy.root), str(program.parent)))
     own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary)}
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", __file__, "--covered",
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", str(program), "--covered",
                str(place / "seconds"), folder, "--tests", *tests]  # fmt: skip
+    # Processes that load no site-packages would not be measured.
+    bare = [path for path in (copy.root / "mpiddp").rglob("*.py") if BARE in path.read_text()]
+    for path in bare:
+        copy.write(path, path.read_text().replace(BARE, '"-I"'))
     code = subprocess.run(command, cwd=copy.root, env={**os.environ, **own}, check=False).returncode
+    for path in bare:
+        copy.write(path, (launchers.ROOT / path.relative_to(copy.root)).read_text())
     if code:
         raise SystemExit(f"the tests of {folder} fail unchanged (exit code {code})")
     seconds: dict[str, float] = json.loads((place / "seconds").read_text())

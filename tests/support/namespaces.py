@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -146,12 +147,7 @@ def start(
         yield job
 
 
-def run(
-    nodes: Sequence[Node],
-    *arguments: str,
-    wraps: Mapping[int, Sequence[str]] | None = None,
-    **env: str,
-) -> launchers.Result:
+def run(nodes: Sequence[Node], *arguments: str, **options: Any) -> launchers.Result:
     """Run a job to its end; see `start`."""
-    with start(nodes, *arguments, wraps=wraps, **env) as job:
+    with start(nodes, *arguments, **options) as job:
         return job.wait()
