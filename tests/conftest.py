@@ -1,7 +1,5 @@
 """The fixtures that all tests share, and what a test run prints at its head and its foot."""
 
-from __future__ import annotations
-
 import compileall
 import os
 import sys

@@ -1,7 +1,5 @@
 """The commands that prove, explain and price algorithms, as a user calls them."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 import sys

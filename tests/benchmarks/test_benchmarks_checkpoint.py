@@ -1,7 +1,5 @@
 """``benchmarks checkpoint``: what its job reports, and what is made of that."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands that measure collectives: their command lines, and real small runs."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The order of summation: sums by hand, what theory expects, and the command."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

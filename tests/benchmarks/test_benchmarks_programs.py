@@ -1,7 +1,5 @@
 """``python -m benchmarks programs``: whole programs of torch.distributed, over both backends."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """``benchmarks stragglers``: what it runs, and what it makes of the runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

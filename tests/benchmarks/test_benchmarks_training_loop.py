@@ -1,7 +1,5 @@
 """``python -m benchmarks training-loop``: the trainer beside a bare loop."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

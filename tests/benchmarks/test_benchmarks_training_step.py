@@ -1,7 +1,5 @@
 """``benchmarks training-step``: the command line, tables, promises, drawing, real runs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,8 +1,6 @@
 """Every page and picture, wide and narrow, light and dark: no text is over another, cut off,
 covered, too small or too pale; with many results, and wrong ones."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace

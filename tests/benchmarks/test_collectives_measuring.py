@@ -1,7 +1,5 @@
 """The commands that measure collectives: what ranks do and time, and what is made of that."""
 
-from __future__ import annotations
-
 import itertools
 import queue
 import random

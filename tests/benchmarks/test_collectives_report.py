@@ -1,7 +1,5 @@
 """The measured collectives: statistics, tables and promises."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the commands of the benchmarks refuse, in one line, before anything is measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module

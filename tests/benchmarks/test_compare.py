@@ -1,7 +1,5 @@
 """``benchmarks compare``: planted changes are found, equal runs are not; what is said of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pictures of a schedule in the terminal and as SVG; the page has tests of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree

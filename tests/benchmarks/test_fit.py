@@ -1,7 +1,5 @@
 """Models of planted machines: what was planted comes out, and what is no record is refused."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

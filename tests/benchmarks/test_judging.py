@@ -1,7 +1,5 @@
 """Is A slower than B: ratios, their intervals, and what rounds that are alike say of them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The animated page: what is in it, its figures, and in a real browser that it obeys its reader."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """The pictures of records: what each quantity's has, which lines are drawn, and where names are."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What ``export`` writes, read back; and files that ``--load`` takes, in the commands."""
 
-from __future__ import annotations
-
 import re
 from itertools import chain, product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs and jobs that benchmarks run: how long they take, how they end, what they leave."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Records of measurements: what is written is what is read, their tables, and statistics."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """The report of records: what is put together, who wins, what is said first, what is refused."""
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import replace

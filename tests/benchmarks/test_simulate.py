@@ -1,7 +1,5 @@
 """Simulated machines: described in words, maps of winners; a fitted one is in test_fit.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.records import options

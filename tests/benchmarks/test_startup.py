@@ -1,7 +1,5 @@
 """The startup benchmark: launchers, contenders, reports, finding a cluster, and real small runs."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

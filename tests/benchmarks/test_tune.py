@@ -1,7 +1,5 @@
 """tune: from cells whose times are planted to the table that they must give."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """mpiddp.Checkpointer in a script of somebody's own."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """``python -m mpiddp checkpoints`` and ``export``: what is there, and its plain weights."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How checkpoints are written, in which order they count, and which are kept."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

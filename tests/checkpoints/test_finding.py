@@ -1,7 +1,5 @@
 """Checkpoints that rot, or cannot be read: what is found, and what is done then."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

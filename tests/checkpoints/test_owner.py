@@ -1,7 +1,5 @@
 """Whose a directory is: who may write there, and what stays whoever writes."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import json

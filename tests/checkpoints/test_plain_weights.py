@@ -1,7 +1,5 @@
 """Files of plain weights: which tensors become a model's, and what is said of the others."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib.util

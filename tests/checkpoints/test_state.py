@@ -1,7 +1,5 @@
 """What a checkpoint holds of a training, and that saving changes nothing in it."""
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

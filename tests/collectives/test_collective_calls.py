@@ -1,7 +1,5 @@
 """Calls of real ranks: what they compute and mean, and what they say of mistakes."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections import defaultdict

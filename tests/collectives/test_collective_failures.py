@@ -1,7 +1,5 @@
 """Collective calls that cannot end well: they end, and say why."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import signal

@@ -1,7 +1,5 @@
 """Collective calls over time, beside others, and where the kernel forbids something."""
 
-from __future__ import annotations
-
 import os
 import re
 

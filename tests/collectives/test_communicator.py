@@ -1,8 +1,6 @@
 """Whole calls by ranks that are threads: chosen, compiled, bound to whichever memory the buffers
 lie in. And calls on GPUs without any: on streams that only write down what is queued."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import sys

@@ -1,8 +1,6 @@
 """Programs run by ranks that are threads, over messages, in memory and both: the schedule alone
 decides each bit, whatever carries the call and however it is cut; narrow types are rounded once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Programs: every wait that is there is needed, none is missing; how much memory they take."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

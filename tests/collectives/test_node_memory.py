@@ -1,8 +1,6 @@
 """How ranks of a node meet: who makes another call is told, who is ahead is let go, who does not
 come is named."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Operators: which types they take, in which type they add, and what comes out."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What a call runs: the stated rule, what a user named, and what cannot be."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

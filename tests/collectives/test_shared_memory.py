@@ -1,7 +1,5 @@
 """Memory that other processes can map: found by address, gone with its tensor, within limits."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import gc

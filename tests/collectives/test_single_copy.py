@@ -1,7 +1,5 @@
 """Large pages under private buffers: which get them, when, and that nothing else changes."""
 
-from __future__ import annotations
-
 import platform
 import re
 from pathlib import Path

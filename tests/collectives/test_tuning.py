@@ -1,7 +1,5 @@
 """Tuning tables: what is written is read, what fits is followed, and what is none is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How ranks wait: which policy all of them agree on, what it does, and when it gives up."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

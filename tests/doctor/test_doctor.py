@@ -1,7 +1,5 @@
 """The doctor in real jobs: its report, and the faults that one machine can have."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Directories that all nodes should share."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """How findings become lines and exit codes, and the report that shows them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """GPUs of a node and of the whole job."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

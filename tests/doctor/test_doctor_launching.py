@@ -1,7 +1,5 @@
 """The launch itself: library, ranks and nodes, what happens to killed ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from copies import write_program

@@ -1,7 +1,5 @@
 """What NCCL's own log says, in the forms that it has had over the years."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

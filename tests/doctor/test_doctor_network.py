@@ -1,7 +1,5 @@
 """Links between nodes, measured for real over loopback; what is made of figures and of names."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Limits, shared memory, cores, threads and variables of one node; what jobs have left there."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """The doctor over several nodes, with the faults that a network and its nodes can have."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Versions, the digest of the code, and the import of torch."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -6,8 +6,6 @@ in each run, whatever else is run. Records of one commit are lines of JSON in on
 run that was interrupted goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

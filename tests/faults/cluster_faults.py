@@ -1,8 +1,6 @@
 """Jobs on a Slurm cluster: their time is up, others are preferred, nodes are lost or cut off, and
 jobs are cancelled at any moment, in every way."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The command of ``tests/faults/run.sh``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

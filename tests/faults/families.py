@@ -1,7 +1,5 @@
 """The faults, by the names that the campaign gives them."""
 
-from __future__ import annotations
-
 import cluster_faults as cluster
 import training_faults as training
 from attempts import Family

@@ -7,8 +7,6 @@ Places are events of Python and of torch, and no functions of the trainer's. A r
 over several starts: then ``fired.json`` is in the folder, with the time and the step.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -1,7 +1,5 @@
 """The fault suite: its campaign, its records, its table, and some of its attempts."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,8 +1,6 @@
 """What happens to a training on this machine: ranks are killed, stopped, told to end, or hang; its
 disk is full."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

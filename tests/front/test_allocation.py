@@ -1,7 +1,5 @@
 """What Slurm says of a job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The launcher's process: what is typed reaches it, and so do signals, whenever they come."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """One command starts ranks: which role a process has, what it starts, and how it ends."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import importlib.machinery

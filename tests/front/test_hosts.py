@@ -1,7 +1,5 @@
 """Ranks on hosts that the user or a scheduler names, over SSH."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import itertools

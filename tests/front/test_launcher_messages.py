@@ -1,7 +1,5 @@
 """What launchers say is shown without what repeats a rank's own report."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """What tests on real GPUs start their jobs with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ gpu_machine.py machine     files, programs, limits, versions; by the standard li
 gpu_machine.py torch       what torch finds; the last line counts the GPUs
 """
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import os

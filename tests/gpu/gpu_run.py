@@ -2,8 +2,6 @@
 of it. By the standard library alone: the packages of the parts come with the first of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

@@ -4,8 +4,6 @@ gpu_wheels.py fetch FOLDER [PYTHON]      download wheels for this release of Pyt
 gpu_wheels.py install FOLDER PREFIX      make PREFIX/env from them, and PREFIX/.mpich
 """
 
-from __future__ import annotations
-
 import configparser
 import importlib.util
 import platform

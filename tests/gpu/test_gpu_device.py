@@ -1,7 +1,5 @@
 """Which real GPU belongs to a rank, and who may share it."""
 
-from __future__ import annotations
-
 import re
 import socket
 

@@ -1,7 +1,5 @@
 """The executor on a real GPU: programs over torch tensors, and streams."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

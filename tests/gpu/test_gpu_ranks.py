@@ -3,8 +3,6 @@
 Where it is cheap, the same ranks do the same on CPUs over Gloo, so that what stands here works.
 """
 
-from __future__ import annotations
-
 import sys
 
 import pytest

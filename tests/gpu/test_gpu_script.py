@@ -1,7 +1,5 @@
 """The command that runs all that needs a GPU; its parts without one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

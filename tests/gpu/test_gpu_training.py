@@ -1,7 +1,5 @@
 """How a step is computed, and how ranks share a model, on real GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A Slurm cluster of several nodes on this machine comes up, changes, and goes without a trace."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,8 +1,6 @@
 """The job scripts: what they decide, with a Slurm that only says what it was asked to do, and
 what becomes of it on a real cluster (marker ``slurm``)."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

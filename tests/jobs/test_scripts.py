@@ -1,8 +1,6 @@
 """What jobs/local.sh and tests/run.sh decide, with programs in PATH that only say what they
 were asked to do; the real things are run by the tests of README and by whoever runs these."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """From listening sockets to an agreed address, and to the store that serves on it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """On which cores the ranks of a node run where no launcher has bound them."""
 
-from __future__ import annotations
-
 import itertools
 import os
 

@@ -1,7 +1,5 @@
 """The MPI library against the launcher and the GPUs, before MPI_Init."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """``--debug``, and torch's debug level that ends ranks."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Which GPU or cores belong to a rank, who shares, and which backend follows."""
 
-from __future__ import annotations
-
 import re
 import struct
 import types

@@ -1,7 +1,5 @@
 """What start-up sets stays in its process and the children that serve it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

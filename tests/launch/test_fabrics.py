@@ -1,7 +1,5 @@
 """Fabrics, recognised in made-up trees; what is set, and what is missing."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

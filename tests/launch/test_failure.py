@@ -1,7 +1,5 @@
 """The failure handler: whatever fails on whichever rank ends the job, once, with its exit code."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """What happens while programs are imported: signals, packages that are missing, torch, caches."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """``init_process_group()`` of a script, wherever it lets its ranks meet."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Which interfaces and addresses may carry a job, and what NCCL and Gloo are told."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """The table of docs/launching.md: it has every cell, and cells are as it says."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

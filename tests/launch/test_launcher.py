@@ -1,7 +1,5 @@
 """Which launcher started this process: recorded environments, contradictions, and any mixture."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

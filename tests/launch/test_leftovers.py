@@ -1,7 +1,5 @@
 """What a killed MPI leaves behind goes; what anybody uses, or may begin to use, stays."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Who keeps the others waiting when a deadline expires: ranks, and hosts that do not answer."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno

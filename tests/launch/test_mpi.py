@@ -1,7 +1,5 @@
 """Waiting for MPI, and life without it."""
 
-from __future__ import annotations
-
 import array
 import pickle
 import signal

@@ -1,7 +1,5 @@
 """What MPI is told about interfaces while it starts. That it helps, test_slurm.py shows."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

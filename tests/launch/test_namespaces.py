@@ -1,7 +1,5 @@
 """Jobs over several nodes: a network namespace for each (`namespaces`)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

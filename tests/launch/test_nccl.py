@@ -1,7 +1,5 @@
 """Which NCCL is loaded, what it takes, and what becomes of a failure that it finds."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import threading

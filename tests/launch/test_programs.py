@@ -1,7 +1,5 @@
 """The table of launchers: which program, which flags, which variables, which libmpi."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scripts that start MPI, end it, or start programs that do: as under a bare mpirun."""
 
-from __future__ import annotations
-
 import os
 import sys
 import textwrap

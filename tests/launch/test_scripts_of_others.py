@@ -1,7 +1,5 @@
 """Scripts written for torchrun or for plain Python, run unchanged by ``python -m mpiddp``."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What a session gives, agrees, sets, prints, and leaves as it was."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Requests to end: they end the job, and are written down with the step."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Launches on a real Slurm cluster of several nodes, and how they end when something breaks."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

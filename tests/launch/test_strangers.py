@@ -5,8 +5,6 @@ A thousand of them during start-up have no effect.
 Another user where the tests are root's, else another process of the same one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Whose fault a hang or a crash is: the verdict, the report's file, NCCL's answer, real jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

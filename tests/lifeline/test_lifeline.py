@@ -3,8 +3,6 @@
 Most tests have ranks that are nothing but lifelines, without MPI and torch, on made-up nodes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

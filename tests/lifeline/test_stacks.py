@@ -1,7 +1,5 @@
 """Where the ranks of a job are: stacks, the table of them, and jobs that stand still."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

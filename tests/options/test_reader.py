@@ -1,7 +1,5 @@
 """One reader of options: what a dataclass's fields become on a command line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal

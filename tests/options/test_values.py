@@ -1,7 +1,5 @@
 """What options may hold: files to write, values in TOML, references; and the words for mistakes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Calls that nobody waits for too long."""
 
-from __future__ import annotations
-
 import gc
 import threading
 

@@ -1,7 +1,5 @@
 """How many CPUs this process may use: mask and quota."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

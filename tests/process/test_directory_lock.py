@@ -1,7 +1,5 @@
 """The lock on a directory: who is refused, who waits, what is said; and a job's own directory."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Logs of all ranks, who prints to the console, in which characters, and standard input."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Signals that preempt a job: all ranks stop after the same step, and lose nothing."""
 
-from __future__ import annotations
-
 import random
 import signal
 import threading

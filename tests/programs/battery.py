@@ -4,8 +4,6 @@ Every rank knows what all of them put in, whole numbers that no type rounds, so 
 result, too. It reports what went wrong.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import sys

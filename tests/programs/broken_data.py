@@ -1,7 +1,5 @@
 """Trainings on data with bad samples, on the ranks of a pool."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Functions that tests of `mpiddp.ranks` call on ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Calls functions on ranks of two nodes, from the shell of an allocation; prints what it found."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

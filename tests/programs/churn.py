@@ -4,8 +4,6 @@ Lengths, transports and memory change all the time, as the ranks' common random 
 a buffer lies, each rank decides for itself. It reports what grows, and what was wrong.
 """
 
-from __future__ import annotations
-
 import gc
 import mmap
 import os

@@ -6,8 +6,6 @@ Of each so many calls one is cut off. torch is imported once: each attempt is fo
 milliseconds. A line for each scenario tells how many calls there were.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -3,8 +3,6 @@
 MPICH publishes its network address with what lies behind it (see mpiddp/launch/mpi/slurm_pmi.py).
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

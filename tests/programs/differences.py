@@ -6,8 +6,6 @@ Without MPIDDP_DEBUG each case has a communicator of its own, since what went wr
 messages behind; for the same reason the job is ended with exit code 7 and not closed.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

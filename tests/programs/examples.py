@@ -1,7 +1,5 @@
 """The examples in the docstrings of the public names, run on ranks of a pool, or alone."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import textwrap

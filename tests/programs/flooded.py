@@ -5,8 +5,6 @@ companion process listen. Arguments: the directory of such files, and the ports 
 listen on. A rank that has stopped leaves ``NAME.held.RANK``.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

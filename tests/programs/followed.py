@@ -5,8 +5,6 @@ followed; or ``lose``, to have the last rank killed and rank 0's companion follo
 call a function on a rank, which is followed in a second file.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import runpy

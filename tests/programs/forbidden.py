@@ -6,8 +6,6 @@
 the ranks forbids enough. ``funneled``: besides, MPI lets one thread alone call it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import importlib

@@ -3,8 +3,6 @@
 Rank 0 prints the module of the default group's class, and a digest of the trained weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 

@@ -6,8 +6,6 @@ On CPUs the bytes of all tensors that are alive are counted at each operation, o
 allocator. Activations are small beside them: there are few samples.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Its exit code says whether it was good. It writes into the current directory.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """What the ranks of a pool do on their GPUs; on CPUs, over Gloo, they do the same."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Hangs in its third step, by the fault of one rank: arguments say how, and who makes the calls."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

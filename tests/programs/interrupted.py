@@ -1,7 +1,5 @@
 """Trainings that are cut off after a step, and what their last checkpoints hold."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

@@ -6,8 +6,6 @@ The children fail all at once, without MPI; each writes its standard error into 
 program prints their exit codes by name; None where one was still there after DEADLINE seconds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

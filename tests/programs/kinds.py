@@ -1,7 +1,5 @@
 """Models with a parameter of some kind, trained in every way."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path

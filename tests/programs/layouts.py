@@ -1,7 +1,5 @@
 """Trainings whose tensors lie in memory in unusual ways, or are of unusual kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

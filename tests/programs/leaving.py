@@ -7,8 +7,6 @@ its name in FOLDER, and its exit code is printed. ``SLOW``: what writing takes l
 ``late`` one fails once somebody was told that it is waited for.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

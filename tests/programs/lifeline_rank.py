@@ -4,8 +4,6 @@ Each line is a JSON list, a name and its arguments; each answer is one JSON line
 argument is Python for the companion, which changes more of `LIMITS`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import operator

@@ -1,7 +1,5 @@
 """What the ranks of a pool load, where their disks differ, and where nothing is there yet."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Asserts what each rank can see for itself, and reports what only all of them together show.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

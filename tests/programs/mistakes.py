@@ -3,8 +3,6 @@
 Every rank makes the same mistake, hears of it at once, and makes good calls afterwards.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

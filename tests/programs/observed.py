@@ -1,7 +1,5 @@
 """Trainings on the ranks of a pool, and what their steps did."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """What the ranks of a pool do in each call (``tests/support/pool.py``)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

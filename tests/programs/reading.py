@@ -1,7 +1,5 @@
 """What data workers are asked for in tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Runs a script on the ranks of a pool, whose session it finds."""
 
-from __future__ import annotations
-
 import runpy
 
 import torch

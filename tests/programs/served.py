@@ -5,8 +5,6 @@ samples in each step; every server reports how stale gradients were. As a progra
 JSON, a list of ways to train, each a `Way`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Ranks that see another directory than rank 0, for a while or for good."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

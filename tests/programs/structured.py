@@ -1,7 +1,5 @@
 """The same samples in different structures, and models that take them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Trainings on the ranks of a pool, one after the other: a launch costs more than a small one."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

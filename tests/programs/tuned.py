@@ -1,7 +1,5 @@
 """What ranks do with a tuning table: what they say of it, and what runs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 mpirun -n 3 python tests/programs/victims.py TRANSPORT HOW DEADLINE
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

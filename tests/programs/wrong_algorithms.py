@@ -1,7 +1,5 @@
 """Algorithms that do not do what they promise, registered for a while."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from unittest import mock

@@ -1,7 +1,5 @@
 """The public names: what completion and ``help`` show of them, and that their examples run."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import pydoc

@@ -1,7 +1,5 @@
 """The table of breakages fits the code as it stands; `breakages.py` is what runs it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files that others have written: a value, or one line that names file and field; never more."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Every script in examples/ runs, as its first lines say."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

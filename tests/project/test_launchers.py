@@ -1,7 +1,5 @@
 """The harness itself: what a job leaves behind, and how a pool ends whose ranks have ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 

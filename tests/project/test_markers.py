@@ -1,7 +1,5 @@
 """Which skips fail a run, and which tests it leaves out; tried on made-up runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

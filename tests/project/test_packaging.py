@@ -1,7 +1,5 @@
 """What is installed: the package alone, with its data, its licences and its requirements."""
 
-from __future__ import annotations
-
 import configparser
 import functools
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The paths of docs/about/architecture.md: a real run passes what they name, in their order."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

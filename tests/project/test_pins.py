@@ -1,7 +1,5 @@
 """A change of structure leaves what mpiddp produces as it was."""
 
-from __future__ import annotations
-
 import pytest
 from test_config import EXAMPLES
 

@@ -1,7 +1,5 @@
 """Files for other programs say the same as the project's own: pre-commit, citation, conda."""
 
-from __future__ import annotations
-
 import configparser
 import re
 

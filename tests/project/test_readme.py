@@ -1,8 +1,6 @@
 """README and docs/ are true: their commands run and print what the text says, and what they name of
 the code is there."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util

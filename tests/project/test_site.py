@@ -1,7 +1,5 @@
 """The site: made without a warning, its links lead somewhere, and it needs no network."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """What tests of ranks share."""
 
-from __future__ import annotations
-
 import pytest
 
 from mpiddp.remote import call

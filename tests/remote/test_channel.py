@@ -1,7 +1,5 @@
 """Messages between caller and rank, and who may connect."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What goes to ranks and comes back is what was given: tensors, arrays, modules, functions."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The notebook about ranks, run by a real Jupyter kernel; and what goes wrong in such cells."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

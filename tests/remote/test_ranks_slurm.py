@@ -1,7 +1,5 @@
 """Ranks on several nodes of a real Slurm cluster, called from the shell of an allocation."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

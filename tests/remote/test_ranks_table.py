@@ -1,7 +1,5 @@
 """The table that a notebook shows of ranks: what it says, and how JupyterLab shows it."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """How ranks and their caller end: nothing is left, and nothing hangs."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """What ranks print, cut in any way, comes out as it was, line by line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Functions on ranks that stay: what comes back, what is printed, what is raised."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Variants of algorithms, their halves, and who owns what; the others are in `test_proof.py`."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Prices by simulation, lower bounds, machines, nodes; messages whose cost changes with size."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

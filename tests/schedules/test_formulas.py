@@ -1,7 +1,5 @@
 """Closed forms: against the simulation, by hand, against the literature, and for many ranks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

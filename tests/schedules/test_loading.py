@@ -1,7 +1,5 @@
 """Algorithms of your own: a Python file or a plan joins those that are here."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

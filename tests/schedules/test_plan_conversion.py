@@ -1,7 +1,5 @@
 """Plans and schedules: what is written for others and read back is the same, bit for bit."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Plans: what is proved of other projects', of small ones with a fault, and of changed ones."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

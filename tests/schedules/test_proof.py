@@ -1,7 +1,5 @@
 """The proof accepts what is right, refuses what is wrong and says where, and agrees with runs."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

@@ -1,7 +1,5 @@
 """Names with parameters: what is read, what is refused, and what the refusal says is possible."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Schedules: how they are cut, mirrored, moved, pipelined and handed to the ranks."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

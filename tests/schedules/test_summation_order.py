@@ -1,7 +1,5 @@
 """What is known of a schedule's sums: where they are complete, and in which order they are made."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs ``python -m benchmarks`` as a user does, and looks at what it drew."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@
 run unbroken, and must pass. The exit code is 1 if a breakage goes unnoticed or cannot be tried.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Copies of the checkout's files that can be written, programs of shell, and wheels."""
 
-from __future__ import annotations
-
 import shutil
 import zipfile
 from pathlib import Path

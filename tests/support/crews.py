@@ -1,7 +1,5 @@
 """Communicators of several ranks as threads of this process: everything but MPI and processes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Sequence

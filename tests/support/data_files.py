@@ -1,7 +1,5 @@
 """Small data sets in the file formats of the real ones."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """Runs the doctor in real jobs, and reads its report."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ The conventions, which CONTRIBUTING.md explains:
 - ```` `FOLDER/FILE.py: NAME` ```` names a function, class, method or constant of a file.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -4,8 +4,6 @@ A real job costs seconds, so the tests of the world, the session and the environ
 the same few jobs: every rank writes what it finds to a file, and ``collect`` reads them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

@@ -4,8 +4,6 @@ The forms are those of Linux: drivers/gpu/drm/amd/amdkfd/kfd_topology.c, the fol
 drm/xe, and ``gt/gt0`` of drm/i915.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Good files of every kind that mpiddp reads, what reads them, and what strangers make of them."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import hashlib

@@ -4,8 +4,6 @@ A message is copied when both its ends are there, as a rendezvous: a sender that
 receiver has not sent, and whoever changes its buffer meanwhile changes what arrives.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence

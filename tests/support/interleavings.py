@@ -4,8 +4,6 @@ The instructions of all ranks, with who waits for whom, are a graph. A circle in
 two accesses to the same memory of which one writes, with no path between them, are a race.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ mpiddp refuses in one message within REFUSAL_SECONDS, for a reason that the tabl
 else is a fault, and the exit code is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime

@@ -4,8 +4,6 @@ The hooks stand here, apart from ``conftest.py``, so that a made-up test run can
 and nothing else (``test_markers.py``).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """What the commands that measure collectives might have measured, and jobs that answer so."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -10,8 +10,6 @@ fewer than --least of the others are killed. With --whole each runs against all 
 tests that kill nothing that another does not are listed.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

@@ -6,8 +6,6 @@ as long as the process that holds it, which reads a pipe from this one; nothing 
 the machine's own namespace, and nothing stays when the tests end, however they end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -5,8 +5,6 @@ scheduler decides who moves next, so that one seed is one possible timing of mes
 until their receive is posted.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

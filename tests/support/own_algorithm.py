@@ -1,7 +1,5 @@
 """An algorithm of a user's own, as a file that ``--load`` takes."""
 
-from __future__ import annotations
-
 STAR = '''
 from mpiddp.schedules.algorithms import add, copy
 from mpiddp.schedules.registry import register

@@ -5,8 +5,6 @@
 writes ``tests/recorded/pins.json`` anew. A commit that changes it says what changed, and why.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -4,8 +4,6 @@ It takes the XML alone, and knows nothing of happens-before: a step runs when it
 message is there, or the peer's buffer has a place.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Records as a cluster could have written them: times of the cost model, with noise."""
 
-from __future__ import annotations
-
 import math
 import random
 import sys

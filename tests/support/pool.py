@@ -14,8 +14,6 @@ Every call has a deadline. A pool is ended when a rank raises, ends or misses th
 next test that asks for this pool gets a new one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Machines and schedules for the tests of prices."""
 
-from __future__ import annotations
-
 import functools
 import math
 from operator import add

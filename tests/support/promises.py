@@ -1,7 +1,5 @@
 """What schedules promise of any buffers and operators; and schedules to try it on."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from functools import partial, reduce
 

@@ -1,7 +1,5 @@
 """Starts programs of ``tests/programs`` as jobs, and reads what each rank reports."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Checkpoints of a small state, written by this process alone."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Mapping

@@ -6,8 +6,6 @@
 ``launchers.run`` and ``launchers.start`` give the job its deadline and look for what it left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

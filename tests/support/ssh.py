@@ -5,8 +5,6 @@
 Keys and settings are in a directory of their own; nobody else's are read or changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """DDP's buckets averaged by schedules: what plain DDP comes to, on every rank the same bits."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

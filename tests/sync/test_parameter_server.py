@@ -1,7 +1,5 @@
 """Parameter servers: in step they are an all-reduce; else nobody gets further than allowed."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -6,8 +6,6 @@ The inputs are small whole numbers: every sum and product of them is exact in ev
 results are compared bit by bit.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -4,8 +4,6 @@ torchrun --nproc-per-node 2 tests/torch_backend/failing.py HOW,…
 python tests/torch_backend/failing.py HOW,… STORE
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

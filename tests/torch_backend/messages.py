@@ -3,8 +3,6 @@
 Each function returns what must be equal in a group of Gloo and in one of mpiddp.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import socket

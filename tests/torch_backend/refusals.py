@@ -1,7 +1,5 @@
 """Wrong calls of a group, which stays usable; how groups begin and end beside one another."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Every call of torch.distributed leaves under mpiddp what it leaves under Gloo."""
 
-from __future__ import annotations
-
 import comparison
 import messages
 import pytest

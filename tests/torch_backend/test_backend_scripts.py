@@ -1,7 +1,5 @@
 """Scripts of torch's users under backend mpiddp: what they leave, and how they fail."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

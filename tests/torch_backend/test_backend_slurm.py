@@ -1,7 +1,5 @@
 """mpiddp's backend between the nodes of a real Slurm cluster, held against Gloo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Who makes the calls of a group, and in which order; without ranks."""
 
-from __future__ import annotations
-
 import os
 import threading
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """--collectives mpiddp, and the backend's name."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import textwrap

@@ -1,7 +1,5 @@
 """torch's own tests of its backends, with backend mpiddp."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 import pytest

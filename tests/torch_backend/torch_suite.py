@@ -6,8 +6,6 @@ torch starts new processes for each test, which import torch again. Here one pro
 backend and world size has imported it, and forks the ranks of each test.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

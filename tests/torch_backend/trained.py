@@ -5,8 +5,6 @@
 Its group has two ranks, of which it forks one: a sum of two numbers is the same in any order.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What tests of training in this process share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Which rank sees which samples."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import partial

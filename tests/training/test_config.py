@@ -1,7 +1,5 @@
 """The configuration: its three sources, what it refuses, and what it says then."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The data sets, each of those that are registered; on a device; and text."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter

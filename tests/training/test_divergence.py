@@ -1,7 +1,5 @@
 """A loss that is not finite, and samples that cannot be read: all ranks act on the same step."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of runs are read, or refused in one line, and drawn."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict

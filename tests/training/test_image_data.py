@@ -1,7 +1,5 @@
 """Images in files, in the formats of the real data sets."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """What a run reports: rows, lines, logs, bytes at the interfaces, and who is waited for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

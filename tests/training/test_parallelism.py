@@ -1,7 +1,5 @@
 """How ranks share a model, and how a step is computed: each option's effect in real trainings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Trainings and scripts that are preempted: all ranks stop in one step, and lose nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Batches from worker processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

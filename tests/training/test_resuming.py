@@ -1,7 +1,5 @@
 """A run that was interrupted ends as the one that was not, bit for bit."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

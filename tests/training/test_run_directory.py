@@ -1,7 +1,5 @@
 """The run directory: its name, its lock, what it refuses and what it leaves alone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

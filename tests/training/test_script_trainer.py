@@ -1,7 +1,5 @@
 """mpiddp.training.Trainer, in this process and in a job of its own."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import os

@@ -1,7 +1,5 @@
 """One step: passes over parts of a batch, clipping, number formats, the average of the weights."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks, models and data that users bring."""
 
-from __future__ import annotations
-
 import math
 import re
 import types

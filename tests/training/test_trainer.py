@@ -1,7 +1,5 @@
 """The training loop, in this process and in real jobs."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Training with ``--sync``: it learns what plain DDP learns, and says how it did so."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``--export``, ``--weights``, ``--evaluate-only``, and the digest of weights."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path
