@@ -101,10 +101,7 @@ class Launch:
         signal.signal(signal.SIGALRM, self._repeat)
 
     def stop_listening(self) -> None:
-        """Ignore signals from here on, as the job has ended: none takes the place of its exit code.
-
-        Python itself would give them back their default actions while it ends.
-        """
+        """Ignore signals: none takes the place of the exit code while Python, too, is ending."""
         for number in (*PASSED_ON, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
 
