@@ -114,7 +114,6 @@ class Job:
                     break
                 before = found
         finally:
-            launch.stop_listening()
             if directory is not None:
                 job_directory.remove(directory)
         is_requeued = end.code == PREEMPTED and options.requeue and _requeue()
@@ -123,6 +122,7 @@ class Job:
             self._say_how_to_continue(found)
         if end.code == PREEMPTED and options.requeue:
             end = _translate(end)
+        launch.stop_listening()
         return end, found
 
     def _attempt(self, launch: Launch, directory: Any, count: int) -> Exit:
