@@ -21,10 +21,9 @@ from mpiddp.training.options.groups.registry import DATASETS
 
 WriteToml = Callable[[str], Path]
 
-ODD = 'o"t\\h\ter\n\u2028é'
 EXAMPLES: dict[str, Any] = {
     "name": "first", "runs_dir": Path("out/runs"), "data": "toy", "task": "mine:make",
-    "download": True, "text": Path("a.txt"), "context": 64, "data_dir": Path(ODD),
+    "download": True, "text": Path("a.txt"), "context": 64, "data_dir": Path("other"),
     "workers": 2, "augment": True, "image_size": 64, "shape": "3x4x5", "samples": 77,
     "model": "mlp", "epochs": 3, "batch_size": 5, "optimizer": "adamw", "learning_rate": 0.25,
     "momentum": 0.5, "weight_decay": 0.001, "last_batch": "drop", "base_batch": 64,
@@ -132,6 +131,9 @@ def test_the_command_line_wins_over_toml_and_toml_over_defaults(write_toml: Writ
     assert (configuration.epochs, configuration.seed) == (9, 4)
     assert configuration.allow_shared_gpu is False
     assert configuration.momentum == Configuration().momentum
+    odd = 'o"t\\h\ter\n\u2028é'
+    path.write_text(to_toml(parse(["--data-dir", odd])), encoding="utf-8")
+    assert parse(["--config", str(path)]).data_dir == Path(odd)
 
 
 def test_what_is_left_open_is_resolved() -> None:
