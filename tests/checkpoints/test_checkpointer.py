@@ -148,7 +148,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def train_experts(session: mpiddp.Session, folder: Path, steps: int) -> list[torch.Tensor]:
-    """Modules that each rank has to itself, one with an optimizer of its own; what they are then.
+    """The weights of two modules that differ between ranks; one has a second optimizer.
 
     The other one's parameters belong to the model's optimizer, too.
     """

@@ -392,7 +392,7 @@ def drop_layout(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("change", [drop_layout, dict])
 @pytest.mark.parametrize("kind", ["store_channels_last", "flatten"])
 def test_state_has_the_layout_of_its_parameter(change: Callable[[Any], Any], kind: str) -> None:
-    """Also of an older checkpoint, and if the parameter had another one."""
+    """Even if the checkpoint is old, or was saved from another layout."""
     model, state = begin()
     other, optimizer = layouts.make(kind, "AdamW", "alone")
     other.load_state_dict(model.state_dict())

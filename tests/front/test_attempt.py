@@ -259,7 +259,7 @@ def test_the_cause_is_found_in_any_order(said, cause):
         (Exit(137, LEFT), 3, [LEFT, "srun's code was 137"]),
         (Exit(137, KILLED), 6, [KILLED]),
         (Exit(1, NODE), 6, [NODE]),
-        # A script that was told to end may have a code of its own for that; mpirun says 1.
+        # After a signal, a script may end with any code; mpirun ends with 1.
         (Exit(75, "", signal.SIGTERM), 75, []),
         (Exit(1, "", signal.SIGTERM), 143, ["mpiddp was sent SIGTERM; srun's code was 1"]),
         (Exit(0, "", signal.SIGUSR1), 0, []),

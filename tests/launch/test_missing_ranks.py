@@ -145,7 +145,7 @@ def test_slurm_names_the_hosts_of_a_step():
     assert hosts_of_step({"SLURM_STEP_NODELIST": "n[what]"}) == ()
 
 
-# The watch over a phase, in processes of its own: they are stopped and continued
+# The watch over a phase: its processes are stopped and continued
 
 
 PROGRAM = """

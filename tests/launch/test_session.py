@@ -399,7 +399,7 @@ print("lives", session.world.size)
     assert "NameError: name 'tpyo'" in result.stderr and "KeyError: 'cell'" in result.stderr
 
 
-# Who is where; and the trap in which every rank is 0 of 1
+# Where ranks are, and the error in which every rank is 0 of 1
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI"
 FOUR = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))
@@ -482,7 +482,7 @@ def expect_refusal(result: launchers.Result, *words: str) -> None:
     """One message in all the output, on one line, which holds ``words``."""
     lines = facts.messages(result)
     assert len(lines) == 1, str(result)
-    # torchrun has a traceback of its own, in which nothing of ours stands.
+    # torchrun prints its own traceback, without a frame of mpiddp.
     assert f'File "{launchers.ROOT / "mpiddp"}/' not in result.output
     for word in ("every process would be rank 0 of 1", *words):
         assert word in lines[0]
@@ -504,7 +504,7 @@ def test_only_the_first_rank_speaks_where_mpi_cannot_say_who_that_is():
 
 
 def run_refused(row, ranks, arguments, folder, **env) -> launchers.Result:
-    """Run a launch that is refused, and see that MPI leaves nothing of its own behind."""
+    """Run a launch that is refused, and check that MPI leaves no files."""
     memory = folder / "memory"
     memory.mkdir()
     places = {"OMPI_MCA_btl_sm_backing_directory": str(memory)}
@@ -530,7 +530,7 @@ def test_torchrun(tmp_path):
 
 @pytest.mark.mpi
 def test_what_is_only_known_once_mpi_is_up_leaves_nothing_either(tmp_path):
-    # JSM brings a library of its own, which is believed: this one is not it.
+    # JSM has its own MPI, and this one is another.
     env = {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2"}
     result = run_refused(mix("alone", "openmpi"), 1, ["-c", INIT], tmp_path, **env).expect(3)
     expect_refusal(result, "IBM JSM (jsrun) started 2 processes")

@@ -389,8 +389,8 @@ LEAVES = Loss(0, "node0", "left", ending=LEAVING)
         # There is nothing to wait for where all have said it, or it is no mistake of the user's.
         ([(0.0, MISTAKES[2]), (0.02, MISTAKES[1]), (0.04, MISTAKES[0])], 0.05, MISTAKES[0]),
         ([(0.0, ERRORS[2]), (0.03, ERRORS[1])], 0.05, ERRORS[1]),
-        # A suspicion is reported if no rank was lost, by the one who has it: it is nearer to the
-        # cause than who waited for that one. An error that comes of a lost rank is not reported.
+        # Without a lost rank, the rank with a suspicion reports it: it is nearer to the cause than
+        # a rank that waited for it. An error that a lost rank has caused is not reported.
         ([(0.0, REPETITION), (0.1, SUSPICION)], 2.0, SUSPICION),
         ([(0.0, SUSPICION), (0.1, ERRORS[0]), (0.12, GONE[2])], 0.17, GONE[2]),
         # Launchers end the others when one fails, or just leaves.

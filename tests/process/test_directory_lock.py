@@ -1,4 +1,4 @@
-"""The lock on a directory: who is refused, who waits, what is said; and a job's own directory."""
+"""The lock on a run directory: refusals, waits and messages. And the directory of each job."""
 
 import contextlib
 import errno
