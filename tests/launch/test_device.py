@@ -365,7 +365,7 @@ FAKE_XPU = """
 import types
 import torch, mpiddp
 from mpiddp.launch.rendezvous import store
-torch.version.xpu = "20250302"
+torch.version.cuda, torch.version.xpu = None, "20250302"
 xpu = torch.xpu
 xpu.device_count, xpu.is_initialized, set_devices = lambda: 2, lambda: True, []
 xpu.set_device = set_devices.append
@@ -562,8 +562,8 @@ def ask_cuda(monkeypatch):
 
     def ask(placement, visible, build, **properties):
         launchers.set_variables(monkeypatch, {"CUDA_VISIBLE_DEVICES": visible})
-        for each in ("hip", "xpu"):
-            monkeypatch.setattr(torch.version, each, "7.2" if each == build else None)
+        for each in ("cuda", "hip", "xpu"):
+            monkeypatch.setattr(torch.version, each, "7.2" if each == (build or "cuda") else None)
         for module in (torch.cuda, torch.xpu):
             monkeypatch.setattr(module, "set_device", lambda index: None)
             monkeypatch.setattr(
