@@ -1,7 +1,9 @@
 """Operators: which types they take, in which type they add, and what comes out."""
 
 import itertools
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -122,3 +124,11 @@ def test_what_is_no_number_stays_none(dtype, operator, place):
     tensors[place][0] = float("nan")
     result, _ = reduce_once(Arithmetic(operator, dtype, dtype, 3), tensors, 1, True)
     assert result[0].isnan() and not result[1].isnan()
+
+
+def test_a_span_does_not_keep_the_tensor_alive():
+    memory = np.zeros(8)
+    owner = weakref.ref(memory)
+    span = make_span(torch.from_numpy(memory))
+    del memory
+    assert owner() is None and len(span.memory) == 8

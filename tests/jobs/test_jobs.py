@@ -809,10 +809,12 @@ def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, made_up, 
     # Ctrl-C comes from the terminal, to all of its processes; so does the end of a job of Slurm's.
     own = "" if state == "RUNNING" else f"sleep 1; kill -{name} $$\n"
     hear = HEAR.format(name, own, "$(cut -d' ' -f4 /proc/$PPID/stat)")
-    done = stage("bash", "-c", f'echo "$MPIDDP_ENV"; stat -c %a "${{MPIDDP_ENV%/*}}"\n{hear}')
-    file, mode = done.expect(9).stdout.splitlines()
+    look = 'echo "$MPIDDP_ENV"; cd "${MPIDDP_ENV%/*}"; stat -c %a .; ls; cd "$OLDPWD"'
+    done = stage("bash", "-c", f"{look}\n{hear}")
+    file, mode, *left = done.expect(9).stdout.splitlines()
     assert re.fullmatch(rf"{made_up.cwd}/own/mpiddp-env-42-[0-9a-f]{{16}}/env.sh", file)
-    assert mode == "700" and (made_up.cwd / "heard").read_text() == "heard\n"
+    assert mode == "700" and left == ["env", "env.sh"]
+    assert (made_up.cwd / "heard").read_text() == "heard\n"
     # One to make the place, one to unpack, one to take it away, which an ending job cannot start.
     assert (made_up.fakes / "steps").read_text().count("step") == steps
     assert list((made_up.cwd / "own").iterdir()) == []

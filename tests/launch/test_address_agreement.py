@@ -212,6 +212,12 @@ def meet(monkeypatch):
     return address_agreement.meet
 
 
+def test_a_node_that_is_alone_takes_its_first_offer():
+    with receive(FIRST, SECOND) as host:
+        agreement = address_agreement.meet(host, None, make_world(0, 1), HUNG)
+    assert (agreement.common, agreement.local_addresses) == ((0,), (FIRST.address,))
+
+
 def test_without_a_common_address_rank_0_has_the_table(meet):
     other = ("node2", (Attempt(None, "No route to host"),))
     with receive(FIRST) as host:

@@ -23,7 +23,10 @@ OLD = {
     "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000",
 }
 """The first control groups."""
-AROUND = {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "100000"}
+AROUND = {
+    "cpu,cpuacct/a/cpu.cfs_quota_us": "150000",
+    "cpu,cpuacct/a/cpu.cfs_period_us": "100000",
+}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ AROUND = {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "100000
         ("0::/docker/0123", {}, math.inf),
         (JOB, GROUPS, 3.0),
         ("3:cpuset:/other\n2:cpu,cpuacct:/a/b\n0::/", OLD, math.inf),
-        ("3:cpuset:/other\n2:cpu:/a/b\n0::/", AROUND, 1.5),
+        ("3:cpuset:/other\n2:cpu,cpuacct:/a/b\n0::/", AROUND, 1.5),
     ],
 )
 def test_the_smallest_quota_of_the_groups_around_a_process_counts(own, files, cores, tmp_path):

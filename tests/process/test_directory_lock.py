@@ -256,6 +256,9 @@ def test_where_the_home_cannot_be_used_or_locked_it_is_temporary(
     job_directory.remove(made)
     made.parent.chmod(0o777)
     assert job_directory.make_or_none() is None
+    # Nor one that another user owns.
+    monkeypatch.setattr(os, "getuid", lambda: 1 << 22)
+    assert job_directory.make_or_none() is None
 
 
 def test_what_processes_that_have_gone_left_is_removed(state):

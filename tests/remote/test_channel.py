@@ -352,3 +352,14 @@ def test_a_signal_that_comes_after_its_function_does_not_disturb_the_answer(call
     except KeyboardInterrupt:
         pytest.fail("the signal has ended the rank")
     assert caller.receive().kind == "value"
+
+
+def test_the_sender_may_change_what_is_kept():
+    for size in (100, SHARED_BYTES + 1):
+        content = np.zeros(size, dtype=np.uint8)
+        with contextlib.closing(Parcel(b"", (memoryview(content),))) as parcel:
+            parcel.keep()
+            content[:] = 1
+            with connect("local") as (sender, receiver):
+                sender.send("call", None, parcel)
+                assert not any(receiver.receive().buffers[0])
