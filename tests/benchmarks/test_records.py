@@ -288,6 +288,9 @@ def test_each_collective_has_its_count_root_and_factor(quantity, count, operator
     (row,) = (line.split() for line in text.splitlines() if line[:1] == " ")
     assert row[1:5] == [str(count), "float", operator, str(root)]
     assert float(row[7]) == pytest.approx(1.048576 * factor, abs=0.005)
+    assert text.startswith(f"# Collective test starting: {quantity.replace('-', '_')}_perf\n")
+    end = f"# Out of bounds values : 0 OK\n# Avg bus bandwidth    : {1.048576 * factor:g} \n"
+    assert end in text
     # Of few elements the largest share counts.
     for size, share in ((4, 1), (12, 1), (16, 2)):
         text = format_nccl_tests([make_timed(size=size, ranks=3, quantity="all-gather")])

@@ -83,12 +83,13 @@ def train(session: mpiddp.Session, folder: Path, kind: str, steps: int) -> dict[
 
 
 def load(session: mpiddp.Session | None, folder: Path, kind: str) -> tuple[int, str]:
-    """The step of the newest checkpoint, and a digest of its state, whatever wrote it."""
+    """The step of the newest checkpoint, and a digest of its state, which other ranks wrote."""
     model = make_model(kind)
     optimizer = torch.optim.AdamW(model.parameters(), 0.5)
+    drawn = torch.get_rng_state()
     with mpiddp.Checkpointer(folder, model, optimizer) as checkpointer:
         state = checkpointer.restore()
-    assert state is not None
+    assert state is not None and torch.equal(torch.get_rng_state(), drawn)
     return state["step"], digest(model, optimizer)
 
 

@@ -34,7 +34,16 @@ from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training.options.groups.checkpoints import Interval, parse_interval
 from pool import Pools
-from saves import METADATA, SHARD, STATE, list_names, make_directory, open_directory, write
+from saves import (
+    METADATA,
+    SHARD,
+    STATE,
+    Clock,
+    list_names,
+    make_directory,
+    open_directory,
+    write,
+)
 
 
 def raise_full(*_: object) -> None:
@@ -182,8 +191,9 @@ def test_a_save_waits_for_each_gpu_of_its_tensors(tmp_path, monkeypatch):
 
 def test_the_newest_is_the_one_that_was_written_last(tmp_path: Path) -> None:
     write(tmp_path, 5, 10)
-    # A run that began again, or went on from an older one.
-    write(tmp_path, 5)
+    # A run that began again, or went on from an older one. What is replaced does not count.
+    for _ in range(2):
+        write(tmp_path, 5, keep=2)
     assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-5", "step-10"]
     write(tmp_path, 7, keep=1)
     assert [path.name for path in manifests.list_checkpoints(tmp_path)] == ["step-7"]
@@ -207,7 +217,12 @@ def test_an_exchange_that_was_cut_short_is_found(tmp_path: Path) -> None:
     (replaced / SHARD).unlink()
     survey = find_newest(tmp_path, RankGroup())
     assert survey.damaged == {}
-    open_directory(tmp_path).thing.close()
+    with open_directory(tmp_path) as directory:
+        assert list_names(tmp_path) == ["step-3", "step-5"]
+        # One that could not be removed is in nobody's way.
+        shutil.copytree(tmp_path / "step-5", replaced)
+        directory.start(5, STATE)
+        directory.wait()
     assert list_names(tmp_path) == ["step-3", "step-5"]
 
 
@@ -364,6 +379,22 @@ def test_a_directory_that_hosts_do_not_share_is_refused(pool: Pools, tmp_path: P
     assert said[0] == said[1]
     assert "__1_0.distcp: rank 1 has written it: No such file" in said[0]
     assert list_names(tmp_path / "shared") == []
+
+
+def test_a_file_of_another_size_is_not_published(tmp_path, monkeypatch):
+    write_shards = directories.write_shards
+
+    def lengthen(path: Path, *arguments: Any) -> Any:
+        files = write_shards(path, *arguments)
+        with (path / SHARD).open("ab") as file:
+            file.write(b"x")
+        return files
+
+    monkeypatch.setattr(manifests, "time", Clock())
+    monkeypatch.setattr(directories, "write_shards", lengthen)
+    with pytest.raises(OSError, match=r"rank 0 has written it: expected \d+ bytes, found \d+: do"):
+        write(tmp_path, 1)
+    assert list_names(tmp_path) == []
 
 
 def test_what_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, capsys):

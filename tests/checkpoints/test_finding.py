@@ -22,6 +22,7 @@ import mpiddp
 import stale
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
+from mpiddp.checkpoints.storage import shards
 from mpiddp.checkpoints.storage.finding import find_demanded, find_newest
 from mpiddp.checkpoints.storage.manifest import MANIFEST, DamageError, File
 from mpiddp.checkpoints.storage.rank_group import RankGroup
@@ -276,6 +277,14 @@ def test_what_cannot_be_read_is_tried_again_and_never_damage(
     assert caught.value.exit_code not in FINAL
     assert "\n" not in str(caught.value)
     assert list_names(folder) == ["step-1", "step-2"]
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(shards.FileSystemReader, "read_data"), (Path, "read_bytes")]
+)
+def test_tensors_that_cannot_be_read_are_tried_again(place, name, folder, monkeypatch, clock):
+    fail(monkeypatch, place, name, 2)
+    assert int(read_shards(folder / "step-2", "")["step"]) == 2
 
 
 OPENING = ((owners, "read_owner"), (manifests, "list_checkpoints"), (manifests, "read_or_none"))

@@ -62,7 +62,9 @@ class Net(nn.Module):
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     parameters = [each for each in model.parameters() if each.requires_grad]
-    return OPTIMIZERS[name](parameters, **OPTIONS.get(name, {}))
+    # LBFGS takes one group alone.
+    groups = parameters if name == "LBFGS" else [{"params": [each]} for each in parameters]
+    return OPTIMIZERS[name](groups, **OPTIONS.get(name, {}))
 
 
 def take_step(model: Net, optimizer: torch.optim.Optimizer, step: int, **options: bool) -> None:
@@ -75,6 +77,9 @@ def take_step(model: Net, optimizer: torch.optim.Optimizer, step: int, **options
         return loss
 
     optimizer.step(find_loss)
+    # As scripts without a schedule do.
+    for place, group in enumerate(optimizer.param_groups):
+        group["lr"] *= 1 - 0.01 * (1 + place)
 
 
 def read_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:

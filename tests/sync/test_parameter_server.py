@@ -18,6 +18,7 @@ import launchers
 import served
 from mpiddp.errors import ConfigurationError
 from mpiddp.sync.parameter_server import serving
+from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.server import Server, UpdateRule, load_optimizer_state
 from mpiddp.sync.parameter_server.serving import assign_roles
 from mpiddp.sync.parameter_server.staleness import Clock
@@ -313,6 +314,17 @@ def test_time_in_which_nobody_could_look_does_not_count():
     assert clock.watch.find_lost() == []
     assert clock.pass_until(1008.5) == []
     assert clock.pass_until(1009.5) == [1, 2]
+
+
+def test_parameters_without_a_gradient_have_zeros() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    flat = FlatModel(module)
+    # The first layer has no part in the second step.
+    for part, width in ((module, 3), (module[1], 4)):
+        flat.let_go_of_gradients()
+        torch.autograd.backward(part(torch.ones(1, width)).sum())
+        flat.collect_gradients()
+    assert torch.equal(flat.gradients, torch.tensor([0.0] * 16 + [1.0] * 10))
 
 
 def test_moments_are_loaded_from_a_checkpoint_and_options_stay() -> None:

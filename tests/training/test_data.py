@@ -255,6 +255,13 @@ def test_the_mlp_for_toy_data_goes_from_10_over_50_to_2() -> None:
     assert shapes == [(50, 10), (50,), (2, 50), (2,)]
 
 
+@pytest.mark.parametrize("name", ["convnet", "resnet18"])
+@pytest.mark.parametrize("shape", [(8, 8), (1, 3, 8), (1, 8, 3)], ids=str)
+def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} expects images"):
+        build(name, shape, 10)
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "parameters"),
     # torchvision's documentation; the one for CIFAR-10 as in many works that train it.

@@ -75,6 +75,11 @@ def test_stages_are_those_of_one_step(tmp_path: Path) -> None:
     assert found == [(1, {**none, "read": 50.0, "update": 100.0}), (2, {**none, "read": 10.0})]
 
 
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [str(write_run(tmp_path / name, [row(1)])) for name in ("a/run", "b/run", "other")]
+    assert [history.label for history in read_histories(paths)] == [*paths[:2], "other"]
+
+
 def refuse(name: str, runs_dir: Path) -> str:
     with pytest.raises(ConfigurationError) as caught:
         read_histories([name], runs_dir)

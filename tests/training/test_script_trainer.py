@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import interrupted
 import launchers
 import trainings
 from mpiddp import models
@@ -424,3 +425,25 @@ def test_a_restart_goes_on_from_what_its_own_job_has_saved(tmp_path: Path) -> No
     done = launchers.run_python(*words, cwd=tmp_path, env=variables).expect(0)
     # The first attempt starts over; the second one goes on from it.
     assert re.findall(r"Resumed from runs/run/checkpoints/step-(\d+):", done.stdout) == ["30"]
+
+
+def test_a_restart_does_not_go_on_from_what_another_job_has_saved(session, monkeypatch, capsys):
+    words = ["--data", "toy", "--samples", "1000", "--epochs", "1", "--name", "run"]
+    words += ["--save-every", "10steps", "--resume"]
+    own = "runs/run/checkpoints/step-"
+
+    def attempt(job: str, restarts: int, resume: str, cut: int) -> list[str]:
+        """The step at which an attempt of a front's job went on that is cut off after a step."""
+        monkeypatch.setenv("MPIDDP_JOB_DIRECTORY", job)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        capsys.readouterr()
+        interrupted.run(session, [*words, resume], [cut], False)
+        return re.findall(f"Resumed from {own}(\\d+):", capsys.readouterr().out)
+
+    # A job that ended after step 20 without a restart; then one that branches off before.
+    assert attempt("first", 0, "never", 25) == []
+    assert Path(f"{own}20").exists()
+    assert attempt("second", 0, f"{own}10", 13) == ["10"]
+    assert attempt("second", 1, f"{own}10", 13) == ["10"]
+    assert attempt("second", 2, f"{own}10", 23) == ["10"]
+    assert attempt("second", 3, f"{own}10", 33) == ["20"]

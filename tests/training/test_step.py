@@ -210,6 +210,12 @@ def test_a_twentieth_of_all_steps_is_the_warm_up_and_a_cosine_follows() -> None:
     assert rate(200) == rate(199) == pytest.approx(0.5 * (1 - math.cos(math.pi / 190)))
 
 
+def test_steps_multiply_the_rate_at_each_period() -> None:
+    periods = {"schedule": "step", "step_epochs": 2.5, "step_factor": 0.5}
+    rate = make_rate(4, epochs=8, warmup_epochs=1, **periods)
+    assert [rate(step) for step in (3, 9, 10, 19, 20, 31)] == [1, 1, 0.5, 0.5, 0.25, 0.125]
+
+
 def test_a_schedule_of_ones_own_multiplies_the_peak_and_the_warm_up() -> None:
     options = OptimisationOptions(learning_rate=1.0, epochs=2, base_batch=8, warmup_epochs=0.4)
     rate = make_learning_rate(options, 5, 16, lambda step, steps: 1 - step / steps)
