@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import launchers
 import mpiddp
 import stale
 from mpiddp.checkpoints.storage import manifest as manifests
@@ -407,15 +405,3 @@ def test_another_format_is_no_damage(folder: Path) -> None:
             find()
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     assert list_names(folder) == ["step-1", "step-2"]
-
-
-# Calls that are cut off
-
-
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.long)])
-def test_whatever_call_is_cut_off_a_whole_checkpoint_is_there(stride: int, tmp_path: Path) -> None:
-    program = launchers.PROGRAMS / "cut_calls.py"
-    env = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = launchers.run_python(program, tmp_path, stride, timeout=1600 / stride, env=env).expect(0)
-    counts = [int(line.partition(": ")[2]) for line in done.stdout.splitlines()]
-    assert len(counts) == 8 and min(counts) > 2
