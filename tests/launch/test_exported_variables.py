@@ -157,6 +157,7 @@ def run(*words):
 
 session = mpiddp.init(timeout=90, port_range="20000-40000")
 run("-m", "mpiddp", "--launcher", "none", "show.py")
+run("rank.py")
 run("show.py")
 """
 SHOW = """
@@ -166,13 +167,25 @@ print(os.environ["MPIDDP_PORT_RANGE"], *(name for name in names if name in os.en
 """
 
 
+# What each start-up begins with.
+RANK = """
+import os
+from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.options import Options
+from mpiddp.launch.phases import StartUp
+StartUp(Options(), FailureHandler())
+print(os.environ["MPIDDP_PORT_RANGE"])
+"""
+
+
 def test_a_launch_inherits_nothing_from_the_session_that_starts_it(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "rank.py").write_text(RANK)
     variables = {environment.PORT_RANGE: "10000-50000"}
     result = launchers.run_python("-c", NOTEBOOK, env=variables, cwd=tmp_path)
     assert result.returncode == 0, result
-    front, child = result.stdout.splitlines()
-    assert front == "10000-50000"
+    front, rank, child = result.stdout.splitlines()
+    assert front == rank == "10000-50000"
     # Any other child keeps what serves it.
     assert child.split() == [
         "20000-40000", "MPIDDP_EXPORTED", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "WORLD_SIZE",
