@@ -373,7 +373,7 @@ def list_processes(hosts: ssh.Hosts) -> set[int]:
 
 @contextlib.contextmanager
 def clear(cluster: slurm.Cluster) -> Iterator[None]:
-    """End what a failed attempt_cancel has left in the queue."""
+    """End what a failed attempt has left in the queue."""
     try:
         yield
     finally:

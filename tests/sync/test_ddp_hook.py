@@ -19,6 +19,7 @@ from mistakes import hear
 from mpiddp.collectives import MPI
 from mpiddp.collectives.communicator import Communicator
 from mpiddp.collectives.tuning import Range, Tuning
+from mpiddp.errors import ConfigurationError
 from mpiddp.schedules.registry import names
 from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach, register_comm_hook
 
@@ -194,6 +195,12 @@ def test_an_algorithm_that_makes_another_schedule_on_each_rank_is_refused(pool):
     """All messages would have the same lengths, and sums would be wrong in silence."""
     for said in pool("openmpi", 2).call(differ).values:
         assert said.startswith("the schedule of drawn must be the same on all ranks, but it d")
+
+
+def test_a_transport_that_is_not_possible_is_refused_before_the_first_step():
+    communicator = Crew([0, 0]).communicators[0]
+    with pytest.raises(ConfigurationError, match="works on CPU memory, but the tensor is on a GPU"):
+        ScheduleHook(Synchronization("ring", "mpi"), communicator, on_gpu=True)
 
 
 @pytest.mark.parametrize(

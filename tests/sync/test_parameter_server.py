@@ -1,5 +1,6 @@
 """Parameter servers: in step they are an all-reduce; else nobody gets further than allowed."""
 
+import itertools
 import json
 import re
 import time
@@ -20,7 +21,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.sync.parameter_server import serving
 from mpiddp.sync.parameter_server.flat_parameters import FlatModel
 from mpiddp.sync.parameter_server.server import Server, UpdateRule, load_optimizer_state
-from mpiddp.sync.parameter_server.serving import assign_roles
+from mpiddp.sync.parameter_server.serving import assign_roles, describe_roles
 from mpiddp.sync.parameter_server.staleness import Clock
 from mpiddp.sync.parameter_server.worker_deadlines import WorkerDeadlines
 from pool import Pool
@@ -200,6 +201,39 @@ def test_a_pass_over_the_data_moves_weights_as_far_without_steps_in_common(kind,
     assert train_with(bound) == pytest.approx(train_with(0), rel=0.4 if kind == "sgd" else 0.02)
 
 
+def test_shards_are_alike_and_their_pieces_are_cut_at_borders():
+    flat = FlatModel(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
+    shards = flat.shards(7)
+    lengths = [shard.stop - shard.start for shard in shards]
+    assert (shards[0].start, shards[-1].stop, sum(lengths)) == (0, 39, 39)
+    assert max(lengths) - min(lengths) <= 1
+    borders = list(itertools.accumulate(itertools.chain(*map(flat.pieces, shards))))
+    # 20 weights and 4 biases, then 12 and 3.
+    assert borders == sorted({20, 24, 36, 39, *(shard.stop for shard in shards)})
+
+
+@pytest.mark.parametrize(
+    ("size", "servers", "dedicated", "expected"),
+    [
+        (4, 1, False, ((3,), (0, 1, 2, 3))),
+        (4, 3, True, ((1, 2, 3), (0,))),
+        (2, 2, True, "2 dedicated servers leave no worker on 2 ranks: .* or use --server-place"),
+        (2, 3, True, "3 dedicated servers leave no worker on 2 ranks: .* use 2 --servers or fewer"),
+    ],
+)
+def test_the_last_ranks_serve(size, servers, dedicated, expected):
+    if isinstance(expected, str):
+        with pytest.raises(ConfigurationError, match=expected):
+            assign_roles(size, servers, dedicated=dedicated)
+        return
+    found = assign_roles(size, servers, dedicated=dedicated)
+    assert (found.servers, found.workers) == expected
+    said = "3 dedicated parameter servers, 1" if dedicated else "1 colocated parameter server, 4"
+    paces = {0: "in step", 3: "up to 3 steps apart", None: "at their own pace"}
+    for bound, pace in paces.items():
+        assert re.fullmatch(f"{said} workers? {pace}", describe_roles(found, bound))
+
+
 def test_more_servers_than_parameters_are_refused(monkeypatch):
     session = SimpleNamespace(comm=object(), duplicate=lambda: object())
     monkeypatch.setattr(serving, "check_threads", lambda: None)
@@ -249,6 +283,22 @@ def test_staleness_is_bounded_by_what_the_others_can_push(workers, bound, choice
         # While one computes each other one can be bound behind it, and get bound + 1 ahead of it.
         assert max(clock.staleness) <= (workers - 1) * (2 * bound + 1)
         assert clock.staleness.total() == sum(done)
+
+
+def test_staleness_is_what_others_did_meanwhile_and_in_step_there_is_none():
+    clock = Clock(3, None)
+    for worker in (0, 0, 0, 0, 2):
+        clock.push(worker)
+        clock.update(worker)
+        assert clock.release() == [worker]
+    assert clock.staleness == {0: 4, 4: 1}
+    clock = Clock(3, 0)
+    for worker in (2, 0):
+        clock.push(worker)
+        assert clock.release() == []
+    clock.push(1)
+    clock.update_together()
+    assert (clock.release(), clock.staleness, clock.updates) == ([0, 1, 2], {0: 3}, 1)
 
 
 @pytest.mark.parametrize(("bound", "updates"), [(0, 7), (2, 21), (None, 21)])
@@ -337,3 +387,4 @@ def test_moments_are_loaded_from_a_checkpoint_and_options_stay() -> None:
     assert torch.equal(after.state[parameter]["momentum_buffer"], parameter.grad)
     (group,) = after.param_groups
     assert [group[name] for name in ("momentum", "weight_decay", "fused")] == [0.5, 0.2, None]
+    assert group["foreach"] is True

@@ -131,7 +131,7 @@ def test_the_command_line_wins_over_toml_and_toml_over_defaults(write_toml: Writ
     assert (configuration.epochs, configuration.seed) == (9, 4)
     assert configuration.allow_shared_gpu is False
     assert configuration.momentum == Configuration().momentum
-    odd = 'o"t\\h\ter\n\u2028é'
+    odd = 'o"t\\h\ter\n\u2028é\x7f\U0001f600'
     path.write_text(to_toml(parse(["--data-dir", odd])), encoding="utf-8")
     assert parse(["--config", str(path)]).data_dir == Path(odd)
 
@@ -249,14 +249,15 @@ def test_every_option_is_in_one_group_and_has_a_description() -> None:
             assert texts[field.name], field.name
 
 
-def test_help_imports_nothing_but_the_parser() -> None:
+@pytest.mark.parametrize("command", ["train", "plot"])
+def test_help_imports_nothing_but_the_parser(command: str) -> None:
     # Whatever else it imported, it would wait for; how long it takes, the benchmark of start-up
     # tells (`--help` is one of its contenders).
     program = (
         "import sys, json, runpy\n"
         "before = set(sys.modules)\n"
-        "sys.argv = ['train', '--help']\n"
-        "try: runpy.run_module('mpiddp.train', run_name='__main__')\n"
+        f"sys.argv = ['{command}', '--help']\n"
+        f"try: runpy.run_module('mpiddp.{command}', None, '__main__', True)\n"
         "except SystemExit: pass\n"
         "sys.stderr.write(json.dumps(sorted(set(sys.modules) - before)))"
     )

@@ -30,6 +30,7 @@ from mpiddp.training.records.metrics import (
     Totals,
     describe_end,
     describe_epoch,
+    describe_staleness,
     describe_start,
 )
 from mpiddp.training.records.metrics_file import MetricsFile, read_last_row
@@ -169,6 +170,13 @@ def test_metrics_have_whole_rows_and_lose_none(tmp_path: Path) -> None:
             assert path.read_text() == before
     assert file.append(ROW) == ""
     assert path.read_text() == 4 * before
+
+
+def test_the_line_of_staleness() -> None:
+    assert describe_staleness({0: 6, 1: 1, 3: 1}) == (
+        "Staleness, in updates: mean 0.50, at most 3 (0: 75.0%, 1: 12.5%, 3: 12.5%)"
+    )
+    assert describe_staleness(dict.fromkeys(range(8), 1)).endswith("5: 12.5%, 2 more)")
 
 
 @pytest.mark.parametrize(

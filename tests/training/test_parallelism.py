@@ -222,7 +222,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "place": (("--runs-dir", "bad.toml"), "runs_dir: "),
     "roles": ((*SERVED, "--servers=3"), "3 servers need as many ranks, found 2: "),
     "workers": ((*DEDICATED, "--servers=2"), "2 dedicated servers leave no worker"),
-    "straggler": ((*DEDICATED, "--straggler=1=3"), "straggler: rank 1 computes nothing"),
+    "straggler": (
+        (*DEDICATED, "--straggler=1=3"),
+        "straggler: rank 1 computes nothing; the workers are ranks 0",
+    ),
     "central": (("--sync", "central"), "central leaves out the buffers of 1 of 2 ranks"),
     # 162 samples: two of them in the sixth step.
     "single": (

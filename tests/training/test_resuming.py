@@ -52,9 +52,10 @@ WAYS = {
         "--parallel", "fsdp", "--wrap-parameters", "1000", "--optimizer", "adamw", "--ema", "0.9",
         "--accumulation-steps", "2",
     ),
+    "local": ("--average-every", "4", "--ema", "0.9", "--sync", "ring"),
     "noisy-stream": ("--data", "structured:load_noise", "--model", "mlp"),
 }  # fmt: skip
-DEFAULTS = ("framework", "served", "fsdp", "adamw")
+DEFAULTS = ("framework", "served", "fsdp", "adamw", "local")
 
 
 def assert_equal_ends(folder: Path, cut: str) -> None:

@@ -227,6 +227,14 @@ def test_this_process_opens_a_run_again_only_after_an_error(configuration: Confi
     assert take(configuration).attempt == 2
 
 
+@pytest.mark.parametrize("content", ["[]", '{"attempt": "x"}'])
+def test_a_lock_of_another_content_does_no_harm(configuration: Configuration, content: str) -> None:
+    path = configuration.runs_dir / "first"
+    path.mkdir(parents=True)
+    (path / "lock").write_text(content)
+    assert take(configuration).attempt == 1
+
+
 def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     write_whole(path, "öld")

@@ -64,6 +64,16 @@ def find_difference(one: nn.Module, other: nn.Module) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
+def test_accumulation_equals_one_pass_up_to_rounding():
+    # The last batch is no multiple of the passes, and the one before has fewer samples than them.
+    batches = [draw(16, 1), draw(16, 2), draw(3, 3), draw(7, 4)]
+    whole, parts = make_model(), make_model()
+    sums = [train(whole, batches), train(parts, batches, passes=4)]
+    assert 0 < find_difference(whole, parts) < 1e-6
+    assert sums[1] == pytest.approx(sums[0])
+    assert sums[1][1] == 42
+
+
 def test_ranks_exchange_gradients_in_the_last_pass_alone():
     calls = []
 
