@@ -432,11 +432,14 @@ main()
 """
 
 
-def test_a_script_sees_the_gpus_that_are_listed(tmp_path):
+@pytest.mark.parametrize(
+    ("visible", "devices", "shown"), [("GPU-a,5,GPU-c", "2,0", "GPU-c,GPU-a"), ("4,5", "cpu", "")]
+)
+def test_a_script_sees_the_gpus_that_are_listed(visible, devices, shown, tmp_path):
     (tmp_path / "shown.py").write_text("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    words, env = ["-c", LISTED_SCRIPT, "2,0"], {"CUDA_VISIBLE_DEVICES": "GPU-a,5,GPU-c"}
+    words, env = ["-c", LISTED_SCRIPT, devices], {"CUDA_VISIBLE_DEVICES": visible}
     result = launchers.run("alone", 1, words, cwd=tmp_path, env=env)
-    assert result.expect(0).stdout == "GPU-c,GPU-a\n"
+    assert result.expect(0).stdout == f"{shown}\n"
 
 
 def test_torchs_own_mpi_is_taken_where_torch_has_it(monkeypatch):
