@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -127,6 +128,8 @@ def offer(tmp_path: Path, text: str, stream: int) -> None:
 @pytest.mark.parametrize("library", VERSIONS)
 def test_every_library_under_every_launcher(library, started_by, prefix):
     row, version = LAUNCHERS[started_by], VERSIONS[library]
+    # One process needs no manager.
+    compatibility.check_library(version, launcher(row.key, row.name, size=1))
     if library not in REFUSED[started_by]:
         compatibility.check_library(version, row)
         return
@@ -179,6 +182,7 @@ def test_what_intel_mpi_needs_is_found_or_named(library, started_by, missing, fo
         ("open mpi 5", "srun pmix", "munge,native", 1000, False),
         ("open mpi 5", "srun pmix", "native", 0, False),
         ("mpich", "srun pmi2", "native", 1000, False),
+        ("intel", "mpiexec", "native", 1000, False),
     ],
 )
 def test_pmix_refuses_the_user_of_a_container(
@@ -242,6 +246,7 @@ def test_an_open_mpi_4_with_pmi_components_joins_pmi2(prefix):
     [
         (SLURM_22, 1, OPEN_MPI_5, "pmi", "Start it with: srun --mpi=pmix python"),
         (SLURM_22, 2, MPICH, "pmix", "Start it with: srun --mpi=pmi2 python"),
+        (SLURM_22, 1, INTEL, "", "Start it with: srun --mpi=pmi2 python"),
         (SLURM_21.replace("\npmix\n", "\n"), 1, OPEN_MPI_5, "", "with: srun --mpi=pmix_v3 python"),
         (SLURM_WITHOUT_PMIX, 1, OPEN_MPI_5, "pmi",
          "srun offers pmi2, and none fits: inside the allocation, start it with the mpirun of"),
@@ -255,6 +260,15 @@ def test_the_command_is_taken_from_what_srun_offers(
 ):
     offer(tmp_path, listed, stream)
     assert command in compatibility.alone_message(version, launcher("slurm", "srun", managers))
+
+
+def test_an_srun_that_hangs_offers_nothing(prefix, monkeypatch):
+    def hang(command, *, timeout, **options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    message = compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["srun none"])
+    assert "start it with the mpirun of Open MPI 5.0.11: mpirun -n 4 python" in message
 
 
 @pytest.mark.parametrize(
@@ -282,6 +296,7 @@ def test_the_command_runs_the_same_program(words, shown, prefix, monkeypatch):
     ("user", "cores", "version", "started_by", "words"),
     [
         (0, 4, OPEN_MPI_5, "mpiexec", ": mpirun --allow-run-as-root -n 4 python"),
+        (0, 4, MPICH, "mpirun", ": mpiexec -n 4 "),
         # More ranks than cores. Slurm's allocation has a slot for each task.
         (1000, 2, OPEN_MPI_5, "mpiexec", ": mpirun --map-by :OVERSUBSCRIBE -n 4 python"),
         (1000, 2, OPEN_MPI_4, "mpiexec", ": mpirun --oversubscribe -n 4 python"),
@@ -320,13 +335,18 @@ def check(env: dict[str, str]) -> launchers.Result:
     return launchers.run("alone", 1, ["-c", CHECK], env=env)
 
 
-def test_a_gpu_library_that_is_loaded_is_found_where_it_is_asked_for(tmp_path):
+def test_a_gpu_library_that_is_loaded_is_found_where_it_is_asked_for(tmp_path, monkeypatch):
     # A shared library of that name; any will do.
     library = shutil.copy(psutil._psutil_linux.__file__, tmp_path / "libmpi_gtl_cuda.so")
     check({**ASKED, "LD_PRELOAD": str(library)}).expect(0)
     check({**ASKED, "MPICH_GPU_SUPPORT_ENABLED": "0"}).expect(0)
     # Not a Cray: its MPICH doesn't know the variable.
     check({"MPICH_GPU_SUPPORT_ENABLED": "1"}).expect(0)
+    # Something has loaded it, or it is not asked for.
+    for value, mapped in (("1", [str(library)]), ("", [])):
+        launchers.set_variables(monkeypatch, ASKED | {"MPICH_GPU_SUPPORT_ENABLED": value})
+        monkeypatch.setattr(compatibility, "mapped_files", mapped.copy)
+        compatibility.check_gpu_support()
 
 
 @pytest.mark.parametrize(("linked", "code"), [(b"libmpi_gtl_hsa.so.0", 0), (b"libmpi.so.12", 1)])
@@ -339,3 +359,4 @@ def test_a_linked_gpu_library_is_found(linked, code, tmp_path):
     result = check({**ASKED, "PYTHONPATH": path}).expect(code)
     said = ("=1 asks Cray MPICH", "libmpi_gtl_hsa", "export MPICH_GPU_SUPPORT_ENABLED=0")
     assert all((part in result.stderr) == bool(code) for part in said)
+    assert "Traceback" not in result.stderr

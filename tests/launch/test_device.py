@@ -48,6 +48,10 @@ def test_gpus_are_chosen_by_the_option(devices, visible, ranks, gpus):
     assert choose_gpus("1", 2, world, allow_sharing=True) == (1,)
 
 
+def test_more_ranks_than_gpus_count_on_from_the_first():
+    assert [device.choose_index((0, 2), rank) for rank in range(4)] == [0, 2, 0, 2]
+
+
 @pytest.mark.parametrize(
     ("devices", "visible", "words"),
     [
@@ -56,6 +60,7 @@ def test_gpus_are_chosen_by_the_option(devices, visible, ranks, gpus):
         ("1", 2, ["--devices 1 is 1 GPU for 2 ranks", "--allow-shared-gpu"]),
         ("0,0", 2, ["each GPU once"]),
         ([0, 1], 4, ["'0,2'", "found [0, 1]"]),
+        (3, 4, ["'0,2'", "found 3"]),
     ],
 )
 def test_gpus_that_cannot_be_had(devices, visible, words):
@@ -85,6 +90,7 @@ def test_find_shared(placements, shared):
 def test_describe_sharing_names_ranks_and_remedies():
     few = [place(4, 2, 0, "A"), place(5, 2, 1, "B"), place(6, 2, 0, "A")]
     text = device.describe_sharing("node3", few, frozenset({6, 4}))
+    assert text.startswith("on node3, ranks 4, 6 would use a GPU that another rank uses: 3 ranks ")
     assert "--ntasks-per-node=2 --gpus-per-node=2" in text
     overlap = [place(0, 4, 1, "B"), place(1, 4, 1, "B")]
     text = device.describe_sharing("n", overlap, frozenset({0, 1}))
@@ -94,6 +100,7 @@ def test_describe_sharing_names_ranks_and_remedies():
 @pytest.mark.parametrize(
     ("placements", "words"),
     [
+        ([place(0, 1, 0)], []),
         ([place(0, 2, 0), place(1, 2, 1)], []),
         ([place(0, 8, 0)], ["8 GPUs visible, 1 rank on this node", "--ntasks-per-node=8"]),
         ([place(i, 1, 0) for i in range(4)], ["--gpus-per-node=4 --gpu-bind=none"]),
@@ -425,11 +432,14 @@ main()
 """
 
 
-def test_a_script_sees_the_gpus_that_are_listed(tmp_path):
+@pytest.mark.parametrize(
+    ("visible", "devices", "shown"), [("GPU-a,5,GPU-c", "2,0", "GPU-c,GPU-a"), ("4,5", "cpu", "")]
+)
+def test_a_script_sees_the_gpus_that_are_listed(visible, devices, shown, tmp_path):
     (tmp_path / "shown.py").write_text("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    words, env = ["-c", LISTED_SCRIPT, "2,0"], {"CUDA_VISIBLE_DEVICES": "GPU-a,5,GPU-c"}
+    words, env = ["-c", LISTED_SCRIPT, devices], {"CUDA_VISIBLE_DEVICES": visible}
     result = launchers.run("alone", 1, words, cwd=tmp_path, env=env)
-    assert result.expect(0).stdout == "GPU-c,GPU-a\n"
+    assert result.expect(0).stdout == f"{shown}\n"
 
 
 def test_torchs_own_mpi_is_taken_where_torch_has_it(monkeypatch):
@@ -631,6 +641,12 @@ def test_the_kernel_tells_the_gpus_of_other_makers_apart(
     monkeypatch.setattr(device, "list_visible", partial(visibility.list_visible, root=root))
     assert device.find_identity(index) == identity
     assert device.find_bus_of(identity) == (identity and identity.split()[0])
+
+
+def test_the_bus_as_the_system_writes_it():
+    told = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
+    assert device.find_bus(told) == "0000:c1:00.0"
+    assert device.find_bus(SimpleNamespace(pci_bus_id=0xC1)) is None
 
 
 @pytest.mark.parametrize(("wanted", "remarks"), [(None, 1), ("1", 0)])

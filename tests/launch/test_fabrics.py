@@ -66,6 +66,7 @@ def grow(tmp_path):
             "RoCE", ("mlx5_0",), (),
         ),
         ((verbs("mlx5_1"), verbs("mlx5_0")), "InfiniBand", ("mlx5_0", "mlx5_1"), ()),
+        ((verbs("mlx5_0", "1: DOWN"),), None, (), ()),
         ((verbs("bnxt_re0", layer="Ethernet", driver="bnxt_en"),), "RoCE", ("bnxt_re0",), ()),
         # What AWS's card says of its link.
         ((verbs("rdmap0s6", layer="Unspecified", driver="efa"),), "EFA", ("rdmap0s6",), ()),
@@ -87,6 +88,7 @@ def test_what_a_node_has(trees, fabric, devices, vendors, grow):
         (PATH, "/opt/plugin/lib/libnccl-net.so"),
         ({}, None),
         ({"NCCL_NET_PLUGIN": "/opt/rccl/librccl-net.so"}, "/opt/rccl/librccl-net.so"),
+        ({"NCCL_NET_PLUGIN": "/opt/rccl/none.so", **PATH}, None),
         # NCCL then looks for libnccl-net-ofi.so alone.
         ({"NCCL_NET_PLUGIN": "ofi", **PATH}, None),
     ],
@@ -139,12 +141,14 @@ def test_slingshot_gets_what_nobody_has_set(grow):
         ),
         # LL128 is slow there as NCCL has it, not RCCL.
         ((SLINGSHOT, AMD), {}, {"NCCL_PROTO": None, "FI_CXI_DEFAULT_CQ_SIZE": "131072"}),
+        ((SLINGSHOT, INTEL), {}, {"CCL_ATL_TRANSPORT": "mpi", "CCL_PROCESS_LAUNCHER": None}),
         ((SLINGSHOT, INTEL), {"PMIX_NAMESPACE": "j"}, {"CCL_PROCESS_LAUNCHER": "pmix"}),
         # No accelerator: what MPI does by itself is left alone.
         ((SLINGSHOT,), {}, {"FI_MR_CACHE_MONITOR": None, "NCCL_CROSS_NIC": None}),
         ((NVIDIA,), {"CRAY_MPICH_VERSION": "9"}, {"MPICH_GPU_SUPPORT_ENABLED": "0"}),
         ((NVIDIA,), {}, {"MPICH_GPU_SUPPORT_ENABLED": None}),
         ((), {"PMIX_SECURITY_MODE": "munge,native"}, {"PMIX_MCA_psec": "native"}),
+        ((), {"PMIX_SECURITY_MODE": "native"}, {"PMIX_MCA_psec": None}),
         (
             ({"run/munge/munge.socket.2": ""},),
             {"PMIX_SECURITY_MODE": "munge,native"},
@@ -162,6 +166,7 @@ def test_when_a_variable_is_set(trees, variables, chosen, grow):
     ("trees", "variables", "words"),
     [
         ((SLINGSHOT, NVIDIA), {}, ["libnccl-net.so is nowhere in LD_LIBRARY_PATH", "aws-ofi-nccl"]),
+        ((SLINGSHOT, AMD), {}, ["librccl-net.so is nowhere", "rccl-net-plugin"]),
         ((SLINGSHOT, NVIDIA), {}, ["not set: FI_CXI_DISABLE_HOST_REGISTER=1", "--site-defaults"]),
         (
             (SLINGSHOT, NVIDIA),
@@ -174,6 +179,7 @@ def test_when_a_variable_is_set(trees, variables, chosen, grow):
             ["FI_MR_CACHE_MONITOR=memhooks: ", "set FI_MR_CACHE_MONITOR=userfaultfd"],
         ),
         ((SLINGSHOT,), {"FI_PROVIDER": "tcp;ofi_rxm"}, ["go over TCP", "unset FI_PROVIDER"]),
+        ((verbs("mlx5_0"),), {"NCCL_NET": "Socket"}, ["NCCL_NET=Socket", "unset NCCL_NET"]),
         ((verbs("m0"),), {"NCCL_IB_DISABLE": "1"}, ["leaves the cards", "unset NCCL_IB_DISABLE"]),
         (
             (NVIDIA,),
@@ -216,8 +222,10 @@ def test_bad_versions(version, machine, is_bad):
     [
         (("1: DOWN", "4: ACTIVE"), True),
         (("5: ACTIVE_DEFER",), True),
+        (("4: ACTIVE", "4: ACTIVE"), True),
         # Plugged in, but no subnet manager has given it an address yet.
         (("1: DOWN", "3: ARMED"), False),
+        (("2: INIT",), False),
         ((), False),
     ],
 )
@@ -236,6 +244,7 @@ def test_a_device_needs_an_active_port(states, works, tmp_path):
         ("module/nvidia_peermem/version", True),
         # Of nv_peer_mem, which was there before.
         ("kernel/mm/memory_peers/nv_mem/version", True),
+        ("kernel/mm/memory_peers/nv_mem_nc/version", True),
         ("module/nvidia/version", False),
     ],
 )
@@ -272,6 +281,7 @@ def test_a_sites_file_stands_before_the_table(grow):
         ("[settings]\na = 1", r"settings: expected rows, each below \[\[settings\]\]"),
         ("[[setings]]\na = 1", r"unknown key 'setings' \(did you mean settings\?\)"),
         ("[[settings]]\nvalue = '1'", r"settings\[0\]: lacks variable"),
+        ("[[settings]]\nvariable = 'A'\nwrong = 'x'", r"settings\[0\].wrong: expected a list"),
         ("[[settings]]\nvariable = 'A'\nfabrics = [1]", r"fabrics\[0\]: expected a string"),
         ("[[settings]]\nvariable = 'A'\nfabrics = ['Slingshott']", "'Slingshott' is not known"),
         ("[[plugins]]\nvendors = []\nfabrics = []\nfiles = []\nsources = ''", "mean source"),

@@ -1,10 +1,12 @@
 """Which interfaces and addresses may carry a job, and what NCCL and Gloo are told."""
 
 import re
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from socket import AF_INET, AF_INET6
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError, UnreachableError
@@ -59,7 +61,7 @@ def addresses(found, rule=None, nodes=2):
 
 
 TWINS = (Interface("b", ("10.0.0.1", "10.0.0.2")), Interface("a", ("10.0.0.3",)))
-BRIDGES = ("br-4f", "virbr0", "veth12", "cni0", "podman0")
+BRIDGES = ("br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,7 @@ def test_which_addresses_are_offered(present, value, nodes, expected):
     [
         ([LOOPBACK], None, 2, ["no interface that other nodes could reach", "lo (127.0.0.1)"]),
         ([ETHERNET], None, 1, ["no interface for loopback", "eth0 (10.0.0.1)"]),
+        ([], None, 2, ["IPv4 address: none"]),
         (HOST, "node1=hsn0", 2, ["--interface 'node1=hsn0' fits no interface of node1"]),
         (HOST, "=hsn0", 1, ["--interface '=hsn0' fits no interface", "lo (127.0.0.1)"]),
     ],
@@ -103,6 +106,16 @@ def test_nothing_left_says_what_there_is(present, rule, nodes, words):
         interfaces.list_candidates(present, parsed, nodes, "node1")
     for word in ["node1", *words]:
         assert word in str(caught.value)
+
+
+def test_interfaces_are_up_and_have_an_ipv4_address(monkeypatch):
+    four, six = (SimpleNamespace(family=each, address=f"{each}") for each in (AF_INET, AF_INET6))
+    entries = {"eth0": [six, four], "eth1": [six], "down": [four], "gone": [four]}
+    states = {name: SimpleNamespace(isup=name != "down", speed=1, mtu=2) for name in entries}
+    del states["gone"]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: entries)
+    monkeypatch.setattr("psutil.net_if_stats", lambda: states)
+    assert interfaces.list_interfaces() == (Interface("eth0", (four.address,), 1, 2),)
 
 
 # What NCCL and Gloo are told
@@ -221,6 +234,15 @@ def test_an_option_that_names_nothing(text):
         parse_interface_option(text, "node1")
 
 
+@given(st.text("eth0ibnode1,=^*[] .", max_size=12))
+@example("^ ,")
+@example("=,eth0")
+def test_any_text_is_a_rule_or_a_configuration_error(text):
+    with suppress(ConfigurationError):
+        rule = parse_interface_option(text, "node1")
+        assert rule is None or (rule.names and all(rule.names))
+
+
 def test_the_option_comes_before_the_environment():
     nccl = {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_CONF_FILE": "/none"}
     gloo = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_CONF_FILE": "/none"}
@@ -248,3 +270,5 @@ def test_nccls_configuration_files(tmp_path, monkeypatch):
     absent = {"NCCL_CONF_FILE": str(tmp_path / "absent")}
     assert find_nccl_setting("NCCL_SOCKET_IFNAME", absent) is None
     assert find_nccl_setting("NCCL_SOCKET_IFNAME", {"NCCL_SOCKET_IFNAME": "ib"}) == "ib"
+    own.write_text("NCCL_DEBUG=WARN\n")
+    assert find_nccl_setting("NCCL_SOCKET_IFNAME", {}) is None

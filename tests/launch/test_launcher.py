@@ -13,6 +13,7 @@ from mpiddp.launch.launcher.launcher import (
     is_first,
     tasks_of_allocation,
 )
+from mpiddp.wording import fold_numbers
 
 
 def _read(text):
@@ -280,11 +281,17 @@ def test_whose_name_it_is(name, hostname, expected):
         (["r1n4", "r1n5", "r2n4"], "r1n[4-5],r2n4"),
         # Numbers of a domain are not what tells its hosts apart.
         (["n1.dc2.local", "n2.dc2.local", "n2.dc3.local"], "n2.dc3.local,n[1-2].dc2.local"),
+        (["10.0.0.1", "10.0.0.2"], "10.0.0.[1-2]"),
         (["n9", "n10", "m08", "m9", "m10"], "m9,m[08,10],n[9-10]"),
     ],
 )
 def test_fold_hostnames(names, folded):
     assert fold_hostnames(names) == folded
+
+
+def test_of_many_ranges_the_first_are_written_out():
+    shown = [fold_numbers([9, 0, 1, 5], most=most) for most in (1, 2, 3, None)]
+    assert shown == ["0-1,…", "0-1,5,…", "0-1,5,9", "0-1,5,9"]
 
 
 HOSTNAMES = st.from_regex(

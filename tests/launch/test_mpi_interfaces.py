@@ -85,6 +85,8 @@ def test_the_interfaces_that_lead_to_the_others(hostnames, chosen):
 
 
 def test_one_interface_leaves_nothing_to_choose(monkeypatch):
+    monkeypatch.setattr(interfaces, "list_interfaces", lambda: INTERFACES[::2])
+    assert choose_interfaces(("n1", "n2"), "n1") == ()
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ens1")])
     monkeypatch.setattr(interfaces, "list_interfaces", lambda: pytest.fail("looked in vain"))
     assert choose_interfaces(("n1", "n2"), "n1") == ()
@@ -110,6 +112,12 @@ def test_it_is_told_only_while_mpi_starts(monkeypatch):
         assert interfaces == ("ens1",)
     assert environment.OPEN_MPI_INTERFACES not in os.environ
     assert os.environ[environment.UCX_INTERFACES] == ""
+    with pytest.raises(ValueError, match="inside"), told_interfaces(OPEN_MPI, None, None):
+        raise ValueError("inside")
+    assert environment.OPEN_MPI_INTERFACES not in os.environ
+    monkeypatch.setenv(environment.OPEN_MPI_INTERFACE_SETTINGS[1], "docker0")
+    with told_interfaces(OPEN_MPI, None, None):
+        assert environment.OPEN_MPI_INTERFACES not in os.environ
 
 
 def test_ucx_is_told_below_any_library(tmp_path, monkeypatch):
@@ -329,9 +337,11 @@ def test_an_error_in_between_leaves_the_connection_as_it_was(connection):
     ("version", "launcher", "descriptor"),
     [
         ("Open MPI v5.0.11", launched("slurm"), "0"),
+        ("Intel(R) MPI Library 2021.11", launched("slurm"), "0"),
         # Hydra's server reads to the end of a line.
         (MPICH, launched("hydra"), "0"),
         (MPICH, None, "0"),
+        (MPICH, launched("slurm"), None),
         (MPICH, launched("slurm"), "none"),
         # Closed by whoever stood between srun and this process; MPICH says so itself.
         (MPICH, launched("slurm"), "987654"),

@@ -215,6 +215,9 @@ def test_ranks_that_differ_are_named(either_launcher, pool):
     ("name", "value", "expected"),
     [
         ("timeout", float("nan"), "seconds above 0"),
+        ("timeout", 0, "seconds above 0"),
+        ("stall_timeout", -1, "seconds up to .*, or 0 for never"),
+        ("collectives", "gloo", "one of framework, mpiddp"),
         ("timeout", "5", "a number of seconds, found '5'"),
         ("port_range", 5, "text, found 5"),
         ("allow_shared_gpu", "no", "True or False, found 'no'"),
@@ -407,6 +410,7 @@ FOUR = Launcher("slurm", "srun", 0, (4,), frozenset({"pmix"}))
 
 def test_sizes_that_agree_pass():
     check_size(4, OPEN_MPI, FOUR)
+    check_size(7, OPEN_MPI, None)
     # A heterogeneous step spans one component or all of them.
     for size in (4, 6):
         check_size(size, OPEN_MPI, replace(FOUR, sizes=(4, 6)))

@@ -135,9 +135,11 @@ def test_a_forked_child_does_not_release_its_parents_lock(path):
         # The front of a job that was requeued begins to count anew, and has another directory.
         ((*SLURM, *FRONT), ("77", "1", "/jobs/77", "3"), ("77", "2", "/jobs/77-2", "0"), True),
         (FRONT, ("/jobs/a", "0"), ("/jobs/b", "1"), False),
+        (FRONT, ("/jobs/a", "1"), ("/jobs/a", "0"), False),
         (FRONT, ("/jobs/a", "1"), ("/jobs/a", "1"), False),
         (FRONT, ("", "0"), ("", "1"), False),
         (SLURM, ("77", "1"), ("78", "2"), False),
+        (SLURM, ("77", "2"), ("77", "1"), False),
         (SLURM, ("77", "1"), ("77", "1"), False),
         # Two steps of one allocation, each with a front of its own.
         ((*SLURM, *FRONT), ("77", "0", "/jobs/77", "0"), ("77", "0", "/jobs/77-2", "1"), False),

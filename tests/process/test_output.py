@@ -21,7 +21,7 @@ from facts import messages
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.streams import output_writer
 from mpiddp.process.streams.console import write_console
-from mpiddp.process.streams.output import RankOutput
+from mpiddp.process.streams.output import RankOutput, open_log
 from mpiddp.process.streams.output_writer import (
     LONGEST_LINE,
     PATIENCE_SECONDS,
@@ -53,6 +53,14 @@ def test_a_restart_may_have_fewer_ranks_than_the_console_names(monkeypatch):
     RankOutput(console="none").check_world(1)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     console.check_world(3)
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    os.close(open_log(tmp_path / "a" / "b" / "rank-0.err"))
+    (tmp_path / "file").touch()
+    for path in ("file/log", "file/below/log", "a/b"):
+        with pytest.raises(ConfigurationError, match=r"cannot write to .*; --log-dir names"):
+            open_log(tmp_path / path)
 
 
 PARTS = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r"]), max_size=12)

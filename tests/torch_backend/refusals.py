@@ -34,6 +34,8 @@ def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:
         ("device, sum", partial(dist.all_reduce, meta), on_cpus),
         ("device, send", partial(dist.send, meta, group_dst=after), on_cpus),
         ("device, all-gather", partial(GATHER_ONE, whole, meta), on_cpus),
+        ("device, reduce-scatter", partial(SCATTER_ONE, meta, whole), on_cpus),
+        ("device, broadcast", partial(dist.broadcast, meta, group_src=0), on_cpus),
         ("int16", partial(dist.all_reduce, one.short()), f"SUM of torch.int16, {nobody}"),
         ("average of integers", partial(dist.all_reduce, one.long(), dist.ReduceOp.AVG),
          f"AVG of torch.int64, {nobody}"),

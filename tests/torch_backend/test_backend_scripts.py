@@ -61,7 +61,7 @@ def test_torch_checks_each_call(tmp_path):
 
 def test_mistakes_are_refused_in_one_line_and_leave_the_group_usable(pool):
     for found, total in pool("openmpi", 2).call(refusals.make_mistakes).values:
-        assert len(found) == 11
+        assert len(found) == 13
         for name, (message, pattern) in found.items():
             assert message.startswith(("DistBackendError: ", "ValueError: ")), (name, message)
             assert re.search(pattern, message), (name, message)
