@@ -263,6 +263,22 @@ def agree(schedule):
     return True
 
 
+def test_the_oracle_sees_what_goes_wrong_in_some_timings_and_in_the_last_bits():
+    # Rank 1 passes its own value on in the step in which that of rank 0 takes its place.
+    steps = [[add(0, 2)], [copy(0, 1), add(1, 2)], [copy(2, 0), copy(2, 1)]]
+    torn, caught = all_reduce(3, 1, steps, members=[0, 1]), 0
+    for seed in range(20):
+        try:
+            oracle.check(torn, 8, seed)
+        except AssertionError:
+            caught += 1
+    assert 0 < caught < 20
+    mixed = all_reduce(4, 1, [*ADDERS, [copy(0, 1), copy(3, 2)]], members=[0, 1, 2])
+    oracle.check(mixed, 8, 0)
+    with pytest.raises(AssertionError, match="other bits"):
+        oracle.check_bits(mixed, 64, range(4))
+
+
 @st.composite
 def random_transfers(draw, ranks, chunks):
     src, dst = draw(st.permutations(range(ranks)))[:2]
