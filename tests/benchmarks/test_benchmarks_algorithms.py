@@ -9,6 +9,7 @@ import pytest
 import documents
 import launchers
 import wrong_algorithms
+from benchmark_runs import record_benchmark
 from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.training_step.contenders import QUANTITY as STEP
 from benchmarks.records import options
@@ -31,6 +32,18 @@ def registered(own_registry):
 
 
 # ---- prove --------------------------------------------------------------------------------
+
+
+def test_everything_that_is_registered_is_proved_in_several_processes(tmp_path):
+    words = ["--ranks", "5", "--processes", "2"]
+    printed, record = record_benchmark(tmp_path / "proof.jsonl", "prove", *words)
+    *verdicts, _ = record.others
+    assert [verdict["algorithm"] for verdict in verdicts] == list(registry.names())
+    for verdict in verdicts:
+        # Four segmentations of each number of ranks.
+        assert verdict["schedules"] >= 4 * (6 - verdict["fewest"]) and verdict["failures"] == []
+    for line in printed.splitlines()[1:-2]:
+        assert line.endswith("proved")
 
 
 def forget_the_way_back(n):

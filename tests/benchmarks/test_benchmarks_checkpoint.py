@@ -79,3 +79,4 @@ def test_ranks_which_run_elsewhere_are_told_the_whole_path(monkeypatch, tmp_path
     monkeypatch.setattr(contenders, "run_worker", run)
     list(contenders.measure(replace(PLAN, directory=Path("disk")), MPIRUN))
     assert told == [tmp_path / "disk"] * len(PLAN.ranks)
+    assert list(Path("disk").iterdir()) == []

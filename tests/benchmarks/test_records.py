@@ -261,6 +261,18 @@ def read_out_of_place(text: str) -> dict[int, dict[str, float]]:
     return {int(row[0]): {name: float(row[at]) for name, at in places.items()} for row in rows}
 
 
+NCCL_HEAD = "# %10s  %12s  %8s  %6s  %6s" + 2 * "  %7s  %6s  %6s  %6s"
+ROW = "%12d  %12d  %8s  %6s  %6d" + 2 * "  %7s  %6s  %6s  %6g"
+
+
+def test_lines_are_those_of_nccl_tests():
+    lines = format_nccl_tests([make_timed(123.456e-6)]).splitlines()
+    heads = ("time", "algbw", "busbw", "#wrong")
+    assert NCCL_HEAD % ("size", "count", "type", "redop", "root", *heads, *heads) in lines
+    half = ("123.46", "8.49", "12.74", 0)
+    assert ROW % (M, M // 4, "float", "sum", -1, *half, *half) in lines
+
+
 def test_readers_of_nccl_tests_read_it():
     cells = [make_timed(4e-3, 4 * M), make_timed(1e-3, M), make_timed(20e-6, 8)]
     found = read_out_of_place(format_nccl_tests(cells))

@@ -34,6 +34,15 @@ def test_a_ring_of_three_by_hand():
     assert list(run.sent) == list(run.received) == [16, 16, 16]
 
 
+def test_a_central_server_of_two_workers_by_hand():
+    # The server hears two messages of 5 + 12·2 = 29 s and adds 24 bytes; then it sends as much.
+    run = simulate(build("central", 3), 12, flat(5, 2, 1))
+    assert [step.seconds for step in run.steps] == [2 * 29 + 24, 2 * 29]
+    assert [step.busiest for step in run.steps] == [24, 24]
+    assert list(simulate(build("naive-ring", 3), 12, flat(5, 2)).sent) == [24, 12, 12]
+    assert list(simulate(build("naive-ring", 3), 12, flat(5, 2)).received) == [12, 24, 12]
+
+
 @pytest.mark.parametrize(
     ("shared", "between"), [(None, 10 + 4 * 3), (3, 10 + 4 * 3), (1, 10 + 2 * 3), (2, 10 + 4 * 2)]
 )

@@ -182,7 +182,7 @@ FAULTS = [
     ([[step(0, "s", "i1"), EXCHANGE[1]]], [EXCHANGE], {}, "chunk 1 of rank 0's input is not in"),
     ([[step(0, "s", count=2), EXCHANGE[1]]], [EXCHANGE], {}, "sends 2 chunks, rank 1, thread bloc"),
     ([[*EXCHANGE, step(2, "re")]], [EXCHANGE], {}, "step 2 (re): the contribution of ranks 0, 1 i"),
-    ([[EXCHANGE[0], step(1, "r")]], [EXCHANGE], {}, "output chunk 0 lacks the contribution of ran"),
+    ([[EXCHANGE[0], step(1, "r")]], [EXCHANGE], {}, "chunk 0 lacks the contribution of rank 0"),
     ([[step(1, "s"), step(0, "rrc")]], [EXCHANGE], {}, "its steps are not numbered 0 to 1"),
     ([EXCHANGE], [EXCHANGE], {}, ""),
     ([WRONG_CHUNK], [WRONG_CHUNK], TWO, "step 1 (rrc): chunk 1 is added to chunk 0"),
@@ -214,6 +214,9 @@ def test_small_faults(first, second, options, words):
 UNKNOWN = [
     ('coll="allreduce"', 'coll="custom"', "coll='custom' is not known: expected allreduce,"),
     ('proto="LL"', 'proto="LL" colour="red"', "plan.xml: has a field that is not known: colour"),
+    ('cnt="1"', 'cnt="1" priority="3"', "gpu[0].tb[0].step[0]: has a field that is not known: pri"),
+    ('chan="0"', 'chan="0" colour="red"', "gpu[0].tb[0]: has a field that is not known: colour"),
+    ('s_chunks="2"', 's_chunks="2" colour="red"', "gpu[0]: has a field that is not known: colour"),
     ('type="s"', 'type="ra"', "type='ra' of a step is not known"),
     ('chan="0"', "", "gpu[0].tb[0]: lacks chan"),
     ('srcbuf="i"', 'srcbuf="x"', "gpu[0].tb[0].step[0].srcbuf: 'x' is not known"),
@@ -332,15 +335,23 @@ def test_a_call_does_not_overwrite_what_the_last_one_still_needs():
         prove_plan(read_content(content))
 
 
+def change_rank(content, **changes):
+    return {"gpus": [content["gpus"][0] | changes, content["gpus"][1]]}
+
+
+def change_block(content, **changes):
+    return change_rank(content, threadblocks=[content["gpus"][0]["threadblocks"][0] | changes])
+
+
 def change_operation(content, **changes):
-    first, second = content["gpus"]
-    blocks = [first["threadblocks"][0] | {"ops": [*SUM[:-1], ADD | changes]}]
-    return {"gpus": [first | {"threadblocks": blocks}, second]}
+    return change_block(content, ops=[*SUM[:-1], ADD | changes])
 
 
 WRONG = [
     (dict, {"colour": 1}, "plan.json: has a field that is not known: colour"),
     (dict, {"collective": "sendrecv"}, "collective 'sendrecv': what it promises is not known"),
+    (change_rank, {"colour": 1}, "gpus[0]: has a field that is not known: colour"),
+    (change_block, {"colour": 1}, "gpus[0].threadblocks[0]: has a field that is not known: colour"),
     (change_operation, {"name": "shout"}, "operation 'shout' is not known"),
     (change_operation, {"reduce_op": "min"}, "reduce_op 'min': expected sum"),
     (change_operation, {"loudness": 3}, "threadblocks[0].ops[5]: has a field that is not known: l"),

@@ -86,6 +86,7 @@ def test_what_is_right(schedule):
         Transfer(0, -1, 0, 1, True),
         Transfer(0, 0, 0, 1, True),
         Transfer(0, 1, 0, 0, True),
+        Transfer(0, 1, 1, 0, True),
         Transfer(0, 1, 0, 2, True),
         Transfer(0, 1, -1, 1, True),
     ],
@@ -104,6 +105,10 @@ REFUSED = {
     "nothing is sent": (
         all_reduce(3, 1, [[add(0, 1)], [copy(2, 0)], [copy(1, 0)]], members=[0, 1]),
         "step 1: rank 2 sends chunk 0 to rank 0, but holds nothing of it",
+    ),
+    "what comes in the same step": (
+        all_reduce(3, 1, [[add(0, 2), copy(2, 1)]], members=[0]),
+        "step 0: rank 2 sends chunk 0 to rank 1, but holds nothing of it",
     ),
     "two copies into one place": (
         all_reduce(3, 1, [EXCHANGE, [copy(0, 2), copy(1, 2)]], members=[0, 1]),
@@ -197,6 +202,11 @@ def misfit(*programs):
 ONE, TWO, SIX, BACK = add(0, 1), add(0, 1, 1), add(0, 1, 2, 6), add(1, 0)
 MISFITS = [
     ((Round(0, (), (ONE,)),), (), "0 from rank 0 to rank 1", "chunks 0 to 1 in step 0", "none"),
+    ((), (Round(0, (ONE,), ()),), "0 from rank 0 to rank 1", "none", "chunks 0 to 1 in step 0"),
+    (
+        (Round(0, (), (add(0, 5),)),), (),
+        "0 from rank 0 to rank 5", "chunks 0 to 1 in step 0", "none",
+    ),
     (
         (Round(0, (), (ONE,)),), (Round(0, (ONE,), ()), Round(3, (ONE,), ())),
         "1 from rank 0 to rank 1", "none", "chunks 0 to 1 in step 3",
@@ -204,6 +214,10 @@ MISFITS = [
     (
         (Round(0, (), (ONE, TWO)),), (Round(0, (ONE, SIX), ()),),
         "1 from rank 0 to rank 1", "chunks 1 to 2 in step 0", "chunks 2 to 6 in step 0",
+    ),
+    (
+        (Round(0, (), (ONE, TWO)),), (Round(0, (TWO, ONE), ()),),
+        "0 from rank 0 to rank 1", "chunks 0 to 1 in step 0", "chunks 1 to 2 in step 0",
     ),
     (
         (Round(0, (), (ONE,)), Round(1, (BACK,), ())),
@@ -247,6 +261,22 @@ def agree(schedule):
         oracle.check(schedule, 2 * schedule.chunks + 1, seed)
     oracle.check_bits(schedule, 16 * schedule.chunks, TIMINGS)
     return True
+
+
+def test_the_oracle_sees_what_goes_wrong_in_some_timings_and_in_the_last_bits():
+    # Rank 1 passes its own value on in the step in which that of rank 0 takes its place.
+    steps = [[add(0, 2)], [copy(0, 1), add(1, 2)], [copy(2, 0), copy(2, 1)]]
+    torn, caught = all_reduce(3, 1, steps, members=[0, 1]), 0
+    for seed in range(20):
+        try:
+            oracle.check(torn, 8, seed)
+        except AssertionError:
+            caught += 1
+    assert 0 < caught < 20
+    mixed = all_reduce(4, 1, [*ADDERS, [copy(0, 1), copy(3, 2)]], members=[0, 1, 2])
+    oracle.check(mixed, 8, 0)
+    with pytest.raises(AssertionError, match="other bits"):
+        oracle.check_bits(mixed, 64, range(4))
 
 
 @st.composite

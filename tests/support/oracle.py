@@ -106,12 +106,7 @@ class _Run:
             self._held[rank][chunk] = True
 
 
-def run(
-    schedule: Schedule,
-    buffers: Sequence[np.ndarray],
-    seed: int,
-    programs: Sequence[Rounds] | None = None,
-) -> list[np.ndarray]:
+def run(schedule: Schedule, buffers: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
     """The buffers afterwards, in the timing that ``seed`` stands for.
 
     Even seeds draw the next rank anew each time; odd ones always let the first that can move, in
@@ -119,10 +114,7 @@ def run(
     Raises DeadlockError if nobody can move, MisfitError if a message meets the wrong receive.
     """
     state = _Run(schedule, buffers)
-    players = {
-        rank: state.play(rank, program)
-        for rank, program in enumerate(project(schedule) if programs is None else programs)
-    }
+    players = {rank: state.play(rank, each) for rank, each in enumerate(project(schedule))}
     dice, order = random.Random(seed), list(players)
     dice.shuffle(order)
     waits: dict[int, Wait] = dict.fromkeys(order, lambda: True)
