@@ -19,6 +19,7 @@ import launchers
 import promises
 from crews import Crew
 from mpiddp.collectives import MPI, SHARED, communicator
+from mpiddp.collectives.executor import MOST_MAILBOX_CALLS
 from mpiddp.collectives.planner import CallRequest, select
 from mpiddp.collectives.transport import mpi
 from mpiddp.collectives.transport.operators import TYPES, Operator
@@ -114,6 +115,23 @@ def test_sums_that_are_made_in_steps_travel_wide(name, nodes, can_copy, great, d
             tensor = torch.full((count,), 1 if rank else great, dtype=dtype)
             communicator.run(request, tensor)
             assert tensor.eq(great + 2).all()
+
+    crew.run(part)
+
+
+@pytest.mark.parametrize("can_copy", [True, False])
+def test_buffers_and_lengths_beyond_what_is_remembered_are_made_anew(can_copy):
+    crew = Crew([0, 0], can_copy=can_copy)
+    request = CallRequest(Collective.ALL_REDUCE)
+    # And longer than a stage that neighbours know.
+    counts = (*range(1, communicator.MOST_PLANS + 5), *range(1, 5), 20_000, 90_000, 20_000)
+
+    def part(rank, calls):
+        buffers = [torch.zeros(4) for _ in range(MOST_MAILBOX_CALLS + 3)]
+        for tensor in (*buffers, *buffers, *map(torch.zeros, counts)):
+            tensor.fill_(rank + 1)
+            calls.run(request, tensor)
+            assert tensor.eq(3).all()
 
     crew.run(part)
 

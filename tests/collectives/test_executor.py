@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import oracle
 import promises
 from crews import Team
-from mpiddp.collectives.executor import Recent
+from mpiddp.collectives.compiler.instructions import ProgramMessage
+from mpiddp.collectives.executor import Description, Recent
 from mpiddp.collectives.transport.operators import NARROW, Operator, choose_accumulation
 from mpiddp.schedules import registry
 from mpiddp.schedules.proof import find_sums
@@ -139,3 +140,10 @@ def test_another_thread_may_make_room_while_one_looks():
 
     key, others = Key(), iter([(), (), (), (1, 2), ()])
     assert [recent.find(each, lambda: 1) for each in (key, 0, key)] == [1, 1, 1]
+
+
+def test_a_message_that_does_not_come_is_said_to_be_missed_in_its_step():
+    description = Description("all_reduce (ring over mpi)", 6, {})
+    message = ProgramMessage(True, 3, 1, 0, 5, False, 0)
+    said = "all_reduce (ring over mpi), in step 4 of 6: waited for rank 1"
+    assert description.describe_message(message) == said

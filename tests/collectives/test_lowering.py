@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import promises
-from interleavings import Graph
+from interleavings import Graph, area_of
+from mpiddp.collectives.compiler.hazards import find_dependencies
 from mpiddp.collectives.compiler.instructions import (
+    Fetch,
     Finish,
     Pack,
     Publish,
+    Push,
     RankProgram,
     Reduce,
     Start,
@@ -27,6 +30,26 @@ from mpiddp.schedules.schedule import Transfer, all_reduce, relabel, scatter
 from promises import compile_program
 
 SMALL = BufferCut(2, 2, True)
+
+
+def check_alone(program: RankProgram, cut: BufferCut) -> None:
+    """No receive lands where a message still leaves from; nothing is longer than a block."""
+    under_way: set[int] = set()
+    for instruction in program.instructions:
+        match instruction:
+            case Start(numbers):
+                for number in numbers:
+                    area = area_of(program.rank, program.messages[number])
+                    for other in under_way:
+                        there = area_of(program.rank, program.messages[other])
+                        overlaps = max(area.start, there.start) < min(area.stop, there.stop)
+                        both_send = program.messages[number].sends and program.messages[other].sends
+                        assert both_send or area.scratch != there.scratch or not overlaps
+                    under_way.add(number)
+            case Finish(number):
+                under_way.discard(number)
+            case Push(_, _, _, length) | Fetch(_, _, _, length, _) | Reduce(_, _, length):
+                assert 0 < length <= cut.cell
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -45,6 +68,8 @@ def test_on_any_nodes_nothing_races_or_waits_for_ever(name, data):
     cut = BufferCut(cell, longest, data.draw(st.booleans(), "flows"))
     programs = promises.compile_all(schedule, count, nodes, cut)
     Graph(programs).check()
+    for program in programs:
+        check_alone(program, cut)
 
 
 @settings(max_examples=50)
@@ -103,6 +128,19 @@ def test_in_memory_nothing_races_and_nearly_every_wait_is_needed():
                     found.append((*programs[:rank], changed, *programs[rank + 1 :]))
     # The others say what an earlier wait for somebody else implies.
     assert sum(map(is_refused, found[::5])) >= 0.9 * len(found[::5])
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_every_stage_that_is_waited_for_is_published_and_no_other(ranks):
+    for _, schedule in promises.list_all(ranks):
+        needs = [find_dependencies(schedule, rank, range(ranks)) for rank in range(ranks)]
+        waited = {
+            stage
+            for each in needs
+            for waits in (*each.reading.values(), *each.writing.values(), each.leaving)
+            for stage in waits.items()
+        }
+        assert waited == {(rank, s) for rank in range(ranks) for s in needs[rank].published}
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 9), st.data())

@@ -48,6 +48,7 @@ WRONG = {
         r"ranges\[0\]: no algorithm is called 'rong' \(did you mean ring\?\); there are .*ring",
     ),
     "schema": (2, r"table.json: expected .* schema 1, found .* and 2; make one with: .*tune"),
+    "kind": ("else", r"table.json: expected kind 'mpiddp tuning table' .*, found 'else'"),
     "sections": ([{}], r"table.json: sections\[0\]: lacks collective"),
     "made": (None, r"table.json: made: expected an object, found None"),
     "collective": ("gossip", r"table.json: sections\[0\]: no collective is called 'gossip'"),
@@ -199,6 +200,7 @@ def test_ranks_without_the_same_table_hear_so_in_one_line(pool, tmp_path):
         (table, None): r"MPIDDP_TUNING must name the same table on all ranks: rank 0 has one with "
         r"SHA-256 \w{12}, but not rank 1: none",
         (table, cut): r"the tuning table .*cut\.json: expected JSON: .* \(on rank 1\)",
+        (cut, cut): r"the tuning table .*cut\.json: expected JSON: .*FILE\.json",
         (table, tmp_path / "copy.json"): "nothing was said",
     }
     for paths, said in cases.items():

@@ -228,6 +228,27 @@ def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
     assert make_rank_command(line, FrontOptions())[-2:] == ["_-m", "_editable.part"]
 
 
+def test_devices_are_a_number_of_ranks_on_this_machine_alone(monkeypatch):
+    words = ["--devices", "cpu", "script.py"]
+
+    def settle(*more: str) -> int | None:
+        line = split([*more, *words])
+        return front._settle_ranks(line, command_line.read_front(line)).ranks
+
+    assert settle() == len(os.sched_getaffinity(0))
+    assert settle("--hosts", "a:4,b:4") is None
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert settle() is None
+
+
+def test_a_rank_starts_no_ranks_and_a_version_needs_none(folder):
+    done = run("-n", "2", "hello.py", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "-n is for what starts ranks, and this process is one" in done.stderr
+    done = run("-n", "2", "--version")
+    assert (done.returncode, done.stdout) == (0, f"mpiddp {mpiddp.__version__}\n")
+
+
 def test_a_policy_of_the_user_replaces_ours_since_open_mpi_refuses_two():
     words = ("--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "--host", "a:2", "-n", "2")
     mapped = (*words[:2], *words[4:6], "--map-by", "core", *words[6:])

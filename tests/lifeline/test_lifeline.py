@@ -384,8 +384,8 @@ LEAVES = Loss(0, "node0", "left", ending=LEAVING)
     [
         # Of ranks that find the same mistake the lowest reports.
         ([(0.0, MISTAKES[2]), (0.3, MISTAKES[0])], 0.5, MISTAKES[0]),
-        ([(0.0, MISTAKES[2]), (0.02, ERRORS[1]), (0.03, Failure(0, 2, OWN, "other"))], 0.5,
-         MISTAKES[2]),
+        ([(0.0, MISTAKES[2]), (0.02, Failure(1, 2, OWN, "other")),
+          (0.03, Failure(0, 1, OWN, "no data"))], 0.5, MISTAKES[2]),
         # There is nothing to wait for where all have said it, or it is no mistake of the user's.
         ([(0.0, MISTAKES[2]), (0.02, MISTAKES[1]), (0.04, MISTAKES[0])], 0.05, MISTAKES[0]),
         ([(0.0, ERRORS[2]), (0.03, ERRORS[1])], 0.05, ERRORS[1]),

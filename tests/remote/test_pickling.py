@@ -1,5 +1,6 @@
 """What goes to ranks and comes back is what was given: tensors, arrays, modules, functions."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -191,3 +192,7 @@ def test_an_exception_comes_as_it_was(error):
     assert (repr(found), str(found)) == (repr(error), str(error))
     for name in ("args", "reason", "filename", "lineno", "exceptions", "prefix"):
         assert repr(getattr(found, name, None)) == repr(getattr(error, name, None))
+
+
+def test_messages_name_a_function_that_has_some_of_its_arguments():
+    assert pickling.describe_function(functools.partial(functools.partial(carry, 1))) == "carry"
