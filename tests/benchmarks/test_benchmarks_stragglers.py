@@ -115,7 +115,7 @@ def test_each_round_trains_from_another_seed(monkeypatch):
 def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
     record, picture = tmp_path / "record.jsonl", tmp_path / "picture.svg"
     words = documents.read_command("python -m benchmarks stragglers")
-    words += "--stragglers random=4 --staleness 0 4 --accuracy 0.15 --targets".split()
+    words += ["--stragglers=random=4", "--staleness", "0", "4", "--accuracy=0.15", "--targets"]
     run(QUANTITY, [*words, "--output", str(record), "--output", str(picture)])
     printed = capsys.readouterr().out
     assert "2 ranks, mlp on digits" in printed
