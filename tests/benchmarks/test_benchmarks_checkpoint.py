@@ -3,6 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+import documents
 from benchmarks.measure.checkpoint import contenders
 from benchmarks.measure.checkpoint.contenders import (
     QUANTITY,
@@ -14,7 +17,8 @@ from benchmarks.measure.checkpoint.contenders import (
     tabulate,
 )
 from benchmarks.measure.checkpoint.worker import name_costs
-from benchmarks.measure.engine import CellGroup
+from benchmarks.measure.engine import CellGroup, run
+from benchmarks.records.schema import read_record
 from measured import MPIRUN
 
 PLAN = QUANTITY.parse([]).plan
@@ -80,3 +84,32 @@ def test_ranks_which_run_elsewhere_are_told_the_whole_path(monkeypatch, tmp_path
     list(contenders.measure(replace(PLAN, directory=Path("disk")), MPIRUN))
     assert told == [tmp_path / "disk"] * len(PLAN.ranks)
     assert list(Path("disk").iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys, monkeypatch):
+    """In a directory that is named relative to this process's own, which is not the ranks'."""
+    monkeypatch.chdir(tmp_path)
+    record, picture = tmp_path / "record.jsonl", tmp_path / "picture.svg"
+    words = [*documents.read_command("python -m benchmarks checkpoint"), "--targets"]
+    written = tmp_path / "disk"
+    written.mkdir()
+    run(
+        QUANTITY, [*words, "--directory", "disk", "--output", str(record), "--output", str(picture)]
+    )
+    printed = capsys.readouterr().out
+    assert "mlp:megabytes=4, AdamW, 2 ranks (cpu), batch 8 per rank" in printed
+    assert "target: a checkpoint every 50 steps, synchronous: at most 3.5% of training" in printed
+    assert list(written.iterdir()) == []
+    found = read_record(record)
+    (measured,) = [line for line in found.others if line["kind"] == "group"]
+    # Weights and two moments.
+    assert 11e6 < measured["state_bytes"] < 13e6
+    assert measured["state_bytes"] < measured["file_bytes"] < 1.1 * measured["state_bytes"]
+    seconds = {(cell.contender, cell.at.get("part")): cell.samples[0] for cell in found.cells}
+    assert 0 < seconds["asynchronous save", "stall"] < seconds["synchronous save", None]
+    costs = ("raw write and flush", "checksum alone (XXH3)", "no checkpoint")
+    assert all(seconds[name, None] > 0 for name in costs)
+    assert 0 < measured["agreement"]["look"] < 1e-3
+    assert "asynchronous save" in picture.read_text()

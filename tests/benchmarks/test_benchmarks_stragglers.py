@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+import documents
+from benchmarks.measure.engine import run
 from benchmarks.measure.stragglers import contenders as stragglers
 from benchmarks.measure.stragglers.contenders import (
     QUANTITY,
@@ -15,6 +17,7 @@ from benchmarks.measure.stragglers.contenders import (
     read_run,
     tabulate,
 )
+from benchmarks.records.schema import read_record
 from measured import MPIRUN
 
 
@@ -105,3 +108,32 @@ def test_each_round_trains_from_another_seed(monkeypatch):
         with pytest.raises(NotImplementedError):
             stragglers.train(plan, contender, 1, MPIRUN)
         assert {"--seed=6", word} <= {*seen}
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+def test_whole_trainings_are_measured_drawn_and_recorded(tmp_path, capsys):
+    record, picture = tmp_path / "record.jsonl", tmp_path / "picture.svg"
+    words = documents.read_command("python -m benchmarks stragglers")
+    words += ["--stragglers=random=4", "--staleness", "0", "4", "--accuracy=0.15", "--targets"]
+    run(QUANTITY, [*words, "--output", str(record), "--output", str(picture)])
+    printed = capsys.readouterr().out
+    assert "2 ranks, mlp on digits" in printed
+    target = "straggler random=4: time of server, 4 steps to 15%, by in step, at most 0.7: "
+    assert f"target: {target}" in printed
+    cells = read_record(record).cells
+    # 1,438 samples by 16 for each of two workers, in two epochs.
+    steps = {"framework": 0, "weights, 8 steps": 0}
+    steps |= dict.fromkeys(["server, in step", "server, 4 steps"], 2 * 2 * 45)
+    whole = [cell for cell in cells if cell.quantity == "training"]
+    assert [cell.contender for cell in whole] == list(steps)
+    for cell in whole:
+        (((_, first), (seconds, second)),) = cell.details["curves"]
+        assert cell.samples == (seconds,)
+        assert 0 < first < 1 and second > 0.15
+        (late,) = cell.details["staleness"]
+        assert sum(late.values()) == steps[cell.contender]
+    reached = [cell for cell in cells if cell.quantity == "time to accuracy"]
+    assert [cell.at["accuracy"] for cell in reached] == [0.15] * 4
+    drawn = picture.read_text()
+    assert "server, 4 steps" in drawn and "Accuracy against time" in drawn

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import mpiddp
+from benchmark_runs import record_benchmark
 from benchmarks.measure.baselines.training_loop import Settings, take_steps
 from benchmarks.measure.engine import CellGroup, find_speeds
 from benchmarks.measure.training_loop.contenders import (
@@ -100,3 +101,19 @@ def test_the_bare_loop_trains_as_one_process_does_with_all_samples(pool):
             optimizer.step()
     for found in pool("openmpi", 2).call(train_barely, 4).values:
         torch.testing.assert_close(torch.tensor(found), model.weight.detach())
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+def test_both_loops_are_timed_printed_drawn_and_written(tmp_path):
+    picture = tmp_path / "loop.svg"
+    words = ["--ranks", "2", "--models", "convnet", "--seconds", "1", "--targets"]
+    words += ["--output", str(picture)]
+    printed, found = record_benchmark(tmp_path / "loop.jsonl", "training-loop", *words)
+    [row] = [line for line in printed.splitlines() if line.startswith("convnet")]
+    assert row.split()[1:3] == ["2", "16"]
+    assert "target: the trainer's samples per second: at least 0.98" in printed
+    assert {cell.contender: cell.unit for cell in found.cells} == {TRAINER: "s", BARE: "s"}
+    for cell in found.cells:
+        assert len(cell.samples) >= FEWEST_ROUNDS and min(cell.samples) > 0
+    assert found.is_complete and picture.exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import documents
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark
 from benchmarks import __main__ as commands
 from benchmarks.measure.engine import CellGroup
@@ -24,6 +25,7 @@ from benchmarks.measure.startup.launches import (
     HELP,
     MPIDDP,
     MPIDDP_TUNED,
+    PYTHON,
     SESSION,
     TORCHRUN,
     TORCHRUN_STATIC,
@@ -516,3 +518,30 @@ def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
     places = found.place(4)
     assert list(places.values()) == [[0, 1], [2, 3]]
     assert set(places) < set(results.find_hosts(found))
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+def test_startup_measures_prints_and_writes(tmp_path):
+    drawing = tmp_path / "startup.svg"
+    arguments = documents.read_command("python -m benchmarks startup")
+    # Variables of an outer launch must not reach the ranks.
+    printed, found = record_benchmark(
+        tmp_path / "startup.jsonl", "startup", *arguments, "--targets", "--output", str(drawing),
+        PMIX_RANK="7",
+    )  # fmt: skip
+    assert "2 ranks, 1 rounds" in printed
+    targets = [line for line in printed.splitlines() if line.startswith("target:")]
+    # Of torchrun's time, of the floor's, of the front's, and of the help.
+    assert len(targets) == 4 and "--help" in targets[-1]
+    cells = {(cell.ranks, cell.contender, cell.at.get("part")): cell for cell in found.cells}
+    assert [name for ranks, name, _ in cells if ranks == 1] == [HELP, PYTHON]
+    for (ranks, name, part), cell in cells.items():
+        if ranks == 2 and part is None:
+            assert cell.details["cpu_seconds"][0] > 0.5  # every contender imports torch
+            if name != FLOOR:
+                assert 0 < cells[2, name, "first all-reduce"].samples[0] < cell.samples[0]
+    environment = found.environment
+    assert environment["packages"]["torch"] and environment["mpi_library"]
+    assert environment["command"].startswith("python -W error -m benchmarks startup")
+    check_drawing(drawing)

@@ -41,8 +41,7 @@ from mpiddp.wording import count_noun
 TRAINING, TIME_TO = "training", "time to accuracy"
 """The quantities of a record."""
 RANDOM_TARGET = 0.7
-"""Most of the synchronous server's time that the asynchronous one may take with one slow worker,
-and that a bounded one may take with a random one."""
+"""Most of the synchronous server's time that a bounded one may take with a random slow worker."""
 OPTIONS = (
     "name", "data", "model", "epochs", "batch_size", "seed", "evaluate_every", "sync", "staleness",
     "straggler", "average_every",
