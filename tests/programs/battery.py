@@ -87,21 +87,34 @@ LISTS = {
 
 
 def cover(dimensions: Mapping[str, Sequence[Any]]) -> list[Row]:
-    """Each call over each transport, the rest by chance; the same rows in every process."""
+    """Few rows that hold every possible pair of values; the same ones in every process."""
     dice, rows = random.Random(0), []
-    for what, transport in itertools.product(dimensions["what"], dimensions["transport"]):
-        row: Row = {}
-        while not row or not is_possible(row):
-            row = {name: dice.choice(values) for name, values in dimensions.items()}
-            row |= {"what": what, "transport": transport}
+    names = itertools.combinations(sorted(dimensions), 2)
+    every = ({a: x, b: y} for a, b in names for x in dimensions[a] for y in dimensions[b])
+    # A dict keeps its order, which a set of strings does not between processes.
+    missing = {pair: None for row in every if is_possible(row) for pair in find_pairs(row)}
+    while missing:
+        row = dict(next(iter(missing)))
+        rest = [name for name in dimensions if name not in row]
+        for name in dice.sample(rest, len(rest)):
+            row = max(
+                (more for value in dimensions[name] if is_possible(more := {**row, name: value})),
+                key=lambda more: sum(map(missing.__contains__, find_pairs(more))),
+            )
+        for pair in find_pairs(row):
+            missing.pop(pair, None)
         rows.append(row)
     return rows
 
 
+def find_pairs(row: Row) -> list[tuple[Any, ...]]:
+    return list(itertools.combinations(sorted(row.items()), 2))
+
+
 def is_possible(row: Row) -> bool:
-    """Whether these values may stand in one call."""
-    kind, algorithm = row["what"]
-    is_exact = row["type"] not in FLOATS
+    """Whether these values may stand in one call; what is not in ``row`` is not asked about."""
+    kind, algorithm = row.get("what", ("all_reduce", "auto"))
+    is_exact = row.get("type", "float64") not in FLOATS
     if is_exact and (row.get("operator") == "average" or row.get("reduction") == "wide"):
         return False
     return not row.get("fixed order") or (kind == "all_reduce" and algorithm in IN_ORDER)
