@@ -251,6 +251,7 @@ BUSY = """def call(depth):
     return call(depth - 1) if depth else None
 def run():
     for _ in range(30): call(20)
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 while True:
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads: thread.start()
