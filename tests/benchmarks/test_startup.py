@@ -238,7 +238,7 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as benchmark:
-        until(note.exists, "the first run")
+        until(lambda: note.exists() and note.read_text(), "the first run")
         benchmark.send_signal(signal.SIGTERM)
         assert benchmark.wait(30) == 130
     pid = int(note.read_text().split()[0])
