@@ -14,7 +14,9 @@ from mpiddp.collectives.compiler.instructions import ProgramMessage
 from mpiddp.collectives.executor import Description, Recent
 from mpiddp.collectives.transport.operators import NARROW, Operator, choose_accumulation
 from mpiddp.schedules import registry
-from mpiddp.schedules.proof import find_sums
+from mpiddp.schedules.algorithms import add, copy
+from mpiddp.schedules.proof import find_sums, prove
+from mpiddp.schedules.schedule import all_reduce
 
 SINGLE = ("one-shot", "direct:servers=2", "central", "gather-broadcast")
 """Algorithms whose sums are made at once, so that narrow operands travel as they are."""
@@ -65,6 +67,26 @@ def test_the_bits_are_the_oracle_s_whatever_carries_the_call_and_however_it_is_c
         )  # fmt: skip
         for rank, part, _ in oracle.promised(schedule, before):
             assert after[rank][part].numpy().tobytes() == expected[rank][part].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("members", "sums"),
+    [
+        # Chunk 0 is whole in rank 3 one step earlier than chunk 1.
+        ([0, 1, 3], [[add(0, 3, 0)], [add(1, 3, 0, 2)], [add(0, 3, 1)]]),
+        # Rank 3 is a server, and has nothing yet of chunk 1.
+        ([0, 1, 2], [[add(0, 3, 0)], [add(1, 3, 0, 2)], [add(2, 3, 0, 2), add(0, 3, 1)]]),
+    ],
+    ids=["sum", "server"],
+)
+def test_chunks_that_come_together_are_added_each_to_what_is_there(members, sums):
+    schedule = all_reduce(
+        4, 2, [*sums, [copy(3, rank, 0, 2) for rank in range(3)]], members=members
+    )
+    prove(schedule)
+    before = [torch.full((4,), 6.0 * (rank + 1)) for rank in range(4)]
+    after = run_team(schedule, before, [1, 3], operator=Operator.AVERAGE)
+    promises.check(schedule, before, after, Operator.AVERAGE)
 
 
 @pytest.mark.parametrize("name", registry.names())
