@@ -47,6 +47,7 @@ WRONG = {
         "rong",
         r"ranges\[0\]: no algorithm is called 'rong' \(did you mean ring\?\); there are .*ring",
     ),
+    "transport": ("pigeon", r"ranges\[0\]: no transport is called 'pigeon'; there are auto, "),
     "schema": (2, r"table.json: expected .* schema 1, found .* and 2; make one with: .*tune"),
     "kind": ("else", r"table.json: expected kind 'mpiddp tuning table' .*, found 'else'"),
     "sections": ([{}], r"table.json: sections\[0\]: lacks collective"),

@@ -33,7 +33,7 @@ def test_a_function_joins_the_others(star):
 MISTAKES = [
     ("x = 1\n", 'own.py registers no algorithm: expected a function under @register("name")'),
     ("def f(:\n", "own.py:1: SyntaxError: invalid syntax"),
-    ("raise SystemExit(3)\n", "own.py:1: SystemExit: 3"),
+    ("def stop():\n    raise SystemExit(3)\nstop()\n", "own.py:2: SystemExit: 3"),
     (
         STAR.replace('"star"', '"ring"'),
         "own.py:7: ValueError: an algorithm is called 'ring' alread",
