@@ -241,8 +241,5 @@ def test_a_job_leaves_no_detached_process():
 
 def test_a_job_that_does_not_end_is_killed(monkeypatch):
     monkeypatch.setattr(remote_job, "END_SECONDS", 0.3)
-    with (
-        pytest.raises(RunError, match=r"not ended 0\.3 s after"),
-        start_job(GREET + HANGS) as job,
-    ):
+    with pytest.raises(RunError, match=r"not ended 0\.3 s after"), start_job(GREET + HANGS) as job:
         job.end()

@@ -92,8 +92,7 @@ def test_a_call_follows_the_rule(layout, request_, size, name, transport):
 
 
 @pytest.mark.parametrize(
-    ("layout", "size", "name"),
-    [(ONE_NODE, SHORT, "direct"), (SEVERAL, LONG, TWO_LEVELS("ring"))],
+    ("layout", "size", "name"), [(ONE_NODE, SHORT, "direct"), (SEVERAL, LONG, TWO_LEVELS("ring"))]
 )
 def test_on_gpus_torch_carries_direct_inside_nodes_and_two_levels_between_them(layout, size, name):
     found = select(CallRequest(ALL), size, layout, on_gpu=True)

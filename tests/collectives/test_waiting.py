@@ -23,11 +23,7 @@ POLICIES = pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: po
 
 @pytest.mark.parametrize(
     ("nodes", "policy"),
-    [
-        ([(4, 4)], Policy.SPIN),
-        ([(2, 4), (2, 1)], Policy.YIELD),
-        ([(2, 2), (3, 4)], Policy.SPIN),
-    ],
+    [([(4, 4)], Policy.SPIN), ([(2, 4), (2, 1)], Policy.YIELD), ([(2, 2), (3, 4)], Policy.SPIN)],
 )
 def test_ranks_yield_everywhere_if_they_crowd_one_node(nodes, policy):
     size = sum(ranks for ranks, _ in nodes)

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from mpiddp.errors import ConfigurationError
 from mpiddp.schedules import registry
-from mpiddp.schedules.cost import (
-    Machine,
-    MessageCost,
-    StepPrice,
-    bound,
-    flat,
-    simulate,
-    split,
-)
+from mpiddp.schedules.cost import Machine, MessageCost, StepPrice, bound, flat, simulate, split
 from mpiddp.schedules.machine import Piece
 from mpiddp.schedules.schedule import Collective, Transfer, all_reduce
 from prices import FULL, ODD, WITH_HALVES, build, machines, pieced_machines

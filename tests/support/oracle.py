@@ -13,13 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.schedules.schedule import (
-    Collective,
-    Rounds,
-    Schedule,
-    Transfer,
-    project,
-)
+from mpiddp.schedules.schedule import Collective, Rounds, Schedule, Transfer, project
 
 SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 SCATTERS = (Collective.REDUCE_SCATTER, Collective.REDUCE)
