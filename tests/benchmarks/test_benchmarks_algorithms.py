@@ -31,9 +31,6 @@ def registered(own_registry):
     return register
 
 
-# ---- prove --------------------------------------------------------------------------------
-
-
 def test_everything_that_is_registered_is_proved_in_several_processes(tmp_path):
     words = ["--ranks", "5", "--processes", "2"]
     printed, record = record_benchmark(tmp_path / "proof.jsonl", "prove", *words)
@@ -115,9 +112,6 @@ def test_what_is_no_all_reduce_is_refused_by_every_command(begin, writable, caps
     assert capsys.readouterr().out == ""
 
 
-# ---- explain ------------------------------------------------------------------------------
-
-
 def test_explain_prints_the_steps_and_the_price(capsys):
     explain.main(["ring", "--ranks", "4", "--bytes", "4K", "--latency", "1", "--bandwidth", "8",
                   "--addition", "1"])  # fmt: skip
@@ -181,9 +175,6 @@ def test_the_first_lines_can_be_looked_at_alone():
     result = launchers.execute("bash", "-c", program, timeout=160, cwd=launchers.ROOT)
     assert result.stdout.startswith("ring on 40 ranks")
     assert result.stderr == ""
-
-
-# ---- simulate -----------------------------------------------------------------------------
 
 
 def simulate_record(tmp_path, *arguments):

@@ -83,8 +83,6 @@ def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, words
     assert ("targets" in [line["kind"] for line in record.others]) == bool(words)
 
 
-# ---- real runs ---------------------------------------------------------------------------------
-
 RINGS = """
 import numpy
 from mpi4py import MPI

@@ -66,8 +66,6 @@ from mpiddp.training.options.groups.straggler import Slowdown, Straggler
 FRAMEWORKS = Synchronisation("framework")
 MLP = Workload("mlp")
 
-# ---- the command line --------------------------------------------------------------------------
-
 
 def test_transports_and_types_are_for_gradients_that_mpiddp_averages():
     words = ["--sync", "framework", "ring", "ring", "parameter-server"]
@@ -196,9 +194,6 @@ def test_what_others_send_meanwhile_is_left_out_of_what_is_read():
     assert find_traffic(make_visitor({BASE: [busy]}), BASE) is None
 
 
-# ---- promises ----------------------------------------------------------------------------------
-
-
 def judge_speed(speed: float, ranks: int = 2, **more):
     times = {FRAMEWORKS: [speed] * 6, OWN: [1.0] * 6}
     plan = make_plan(straggler=more.get("straggler"))
@@ -247,8 +242,6 @@ def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_mo
     assert judge_nodes(2.0, link=None) == []
     assert judge_nodes(2.0, nodes=2) == []
 
-
-# ---- real runs ---------------------------------------------------------------------------------
 
 SYNCS = (
     "framework",
@@ -355,9 +348,6 @@ def make_spec(contender: Synchronisation = BASE, workload: Workload = SMALL) -> 
     return LoopSpec(contender, workload, 4, 7)
 
 
-# ---- bytes -------------------------------------------------------------------------------------
-
-
 @given(st.integers(2, 9), counts)
 def test_a_ring_sends_what_its_formula_says(ranks, count):
     traffic = add_up(list_transfers(ring(ranks), count, 4), [0] * ranks)
@@ -409,9 +399,6 @@ def test_interfaces_tell_what_a_step_sent():
     # 50 inside the first node, 100 and 250 between; the first one's link took 300.
     assert read_traffic(two, 10, 4) == StepTraffic(10, 30, is_read=True)
     assert read_traffic([{"lo": (0, 0)}, {}], 1, 2) == StepTraffic(0, 0, is_read=True)
-
-
-# ---- parts of a step ---------------------------------------------------------------------------
 
 
 class Update:
@@ -499,9 +486,6 @@ def test_the_slowest_rank_counts_in_each_part():
         read_answers([{"refused": "not here"}, {}], 5)
 
 
-# ---- what is trained ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "megabytes"), [("mlp", 67), ("mlp:megabytes=0.1", 0.1), ("mlp:megabytes=30", 30)]
 )
@@ -587,8 +571,6 @@ def test_a_verdict_names_what_is_wrong():
     assert find_problem([found], None, is_narrow=False) == ""
     assert "not moved" in find_problem([make_found([0.0, 0.0])], None, is_narrow=False)
 
-
-# ---- visits ------------------------------------------------------------------------------------
 
 WAY = [1.0, 2.0]
 

@@ -58,8 +58,6 @@ from benchmarks.records.schema import read_record
 from measured import MPIRUN, K, answer_with, fake_jobs, make_plan
 from mpiddp.errors import ConfigurationError
 
-# ---- inputs ------------------------------------------------------------------------------------
-
 types = st.sampled_from(list(ITEM_BYTES))
 operators = st.sampled_from(["sum", "product", "min", "max"])
 count_wrong = partial(inputs.count_wrong, "all-reduce")
@@ -145,9 +143,6 @@ def test_dedicated_servers_contribute_nothing():
     assert worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
 
 
-# ---- lines -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def server():
     with json_lines.listen("127.0.0.1") as listening:
@@ -192,9 +187,6 @@ def test_waiting_for_nobody_ends_and_half_a_line_is_none(server):
     right.close()
     assert line.receive() is None
     line.close()
-
-
-# ---- the ranks ---------------------------------------------------------------------------------
 
 
 def make_spec(size: int, iterations: int, **more) -> CallSpec:
@@ -409,9 +401,6 @@ def test_busy_processes_end_with_the_rank_that_started_them():
     launchers.until(lambda: not launchers.is_alive(int(done.stdout)), "the end of what is busy")
 
 
-# ---- visits ------------------------------------------------------------------------------------
-
-
 def test_the_slowest_rank_counts_in_each_iteration_and_ranks_are_kept_apart():
     answers = answer_with(0, 0)
     answers[0]["times"], answers[1]["times"], answers[1]["wrong"] = [1000, 5000], [3000, 2000], 2
@@ -471,9 +460,6 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
     assert sum(len(cell.samples) for cell in cut) == 9
     assert {cell.details["stopped"] for cell in cut} == {"interrupted"}
     assert "all-reduce: 8 B of float32, sum" in capsys.readouterr().out
-
-
-# ---- the method --------------------------------------------------------------------------------
 
 
 class Planted(CallVisitor):
@@ -559,8 +545,6 @@ def test_a_planted_straggler_is_named_in_the_cells_and_the_table(monkeypatch):
     assert next(list_remarks(cells)).startswith("slow rank: rank 1 comes late, by 310 µs")
 
 
-# ---- guidelines --------------------------------------------------------------------------------
-
 NARROW = (1.0, 1.004, 0.99, 1.01, 0.996, 1.002)
 
 
@@ -605,9 +589,6 @@ def test_a_guideline_needs_intervals_of_the_same_contender():
         replace(key, contender=replace(key.contender, maker=GLOO)): v for key, v in times.items()
     }
     assert list_broken(task, {**gloo, task: times[task]}) == []
-
-
-# ---- contenders --------------------------------------------------------------------------------
 
 
 def test_contenders_are_the_product_of_what_is_asked_for():

@@ -132,9 +132,6 @@ def test_a_slow_node_or_link_is_named_and_no_other():
     assert list_slow(dict.fromkeys(PAIRS, (1.0, 1.4, 9.0))) == list_slow({}) == []
 
 
-# ---- targets -----------------------------------------------------------------------------------
-
-
 def judge(times, ranks=2, cores=2, nodes=None) -> dict[str, Target]:
     found = collectives_targets.list_targets(make_cells(times, ranks, nodes), cores)
     return {target.text: target for target in found}

@@ -68,9 +68,6 @@ def test_the_median_of_the_runs_decides():
         assert (found.word == SLOWER) == (word == SLOWER)
 
 
-# The command
-
-
 def write(path: Path, cells, benchmark="allreduce", **environment) -> Path:
     place = {"processor": find_processor(), "commit": find_commit(), "packages": {"torch": "1"}}
     with open_record(path, benchmark, {**place, **environment}, OPTIONS) as record:
@@ -129,9 +126,6 @@ def test_counts_of_nothing_are_not_compared(tmp_path, capsys):
     assert "1 cell: 0 slower, 0 faster, 0 unknown, 1 same" in printed
     found = read_record(tmp_path / "verdicts.jsonl")
     assert found.is_complete and found.others[0]["verdict"] == "same"
-
-
-# Measuring again
 
 
 OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32", "int64"],

@@ -63,9 +63,6 @@ def test_rounds_that_are_independent_have_the_interval_of_their_median(values, c
         assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
 
 
-# ---- how alike rounds are ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("coefficient", "rounds"), [(0.0, 10), (0.3, 20), (0.7, 8), (0.7, 60)])
 def test_the_coefficient_of_many_series_is_found(coefficient, rounds):
     noise = Noise(alike=0.1, coefficient=coefficient)
@@ -101,8 +98,6 @@ def test_what_cannot_be_told_from_the_rounds_is_not_judged():
     # Counts and prices have no noise.
     assert find_coefficient([[[5.0] * 6]]) == 0 and find_widening([[5.0] * 6], 0.0) == 1
 
-
-# ---- records whose rounds are alike --------------------------------------------------------------
 
 RULE = Rule(tolerance=0.05, error_rate=0.01)
 
@@ -169,9 +164,6 @@ def test_a_tenth_slower_is_found_and_equal_cells_are_not(noise):
 def test_a_record_whose_rounds_are_alike_is_not_said_to_be_the_same():
     words = [each.word for each in judge(make_pairs(Noise(alike=0.1), 4), RULE)]
     assert words.count(UNKNOWN) >= 14
-
-
-# ---- one answer for all that ask ----------------------------------------------------------------
 
 
 def ask_all(seed: int, seconds: float) -> set[str]:

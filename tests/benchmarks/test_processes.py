@@ -146,9 +146,6 @@ def test_a_launcher_is_asked_to_end_its_job_before_it_is_killed(tmp_path, listen
     assert time.monotonic() - begin < 200
 
 
-# ---- jobs that live side by side -----------------------------------------------------------------
-
-
 GREET = (
     "import os, sys\n"
     "from benchmarks.measure.launching.json_lines import connect\n"

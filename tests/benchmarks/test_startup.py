@@ -127,9 +127,6 @@ def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):
     assert str(ROOT) not in contenders[MPIDDP].describe()
 
 
-# The report
-
-
 PLAN = QUANTITY.parse([]).plan
 
 
@@ -182,9 +179,6 @@ def test_a_link_is_the_file_that_it_leads_to(tmp_path, monkeypatch):
     Path("q.svg").symlink_to("p.png")
     with pytest.raises(ConfigurationError, match="named twice"):
         check_outputs(tuple(map(writes(PICTURE).read, ("p.png", "q.svg"))))
-
-
-# The command line
 
 
 def test_it_is_not_run_under_a_launcher(monkeypatch):
@@ -244,9 +238,6 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
     pid = int(note.read_text().split()[0])
     # Killed it is at once; whoever inherits it may take a moment to read its status.
     until(lambda: not is_alive(pid), "the end of the run")
-
-
-# Finding the cluster
 
 
 @pytest.fixture
@@ -407,9 +398,6 @@ def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
     four = make_group(4, (0.1, 0.1, 0.2))
     (target,) = judge([other, many, four], PLAN)
     assert (target.found, target.met) == ({"": pytest.approx(0.4)}, False)
-
-
-# Runs that a cluster loses
 
 
 @pytest.fixture

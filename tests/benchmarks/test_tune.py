@@ -147,8 +147,6 @@ def test_the_fastest_two_of_each_size_are_measured_anew_beside_todays_choice():
     assert set(found) == {Way("ring", "auto"), Way("direct", MPI), Way("double-tree", MPI)}
 
 
-# ---- the command, on records ---------------------------------------------------------------
-
 SIZES = (64, 1024, 65536, 1 << 20)
 
 
@@ -237,9 +235,6 @@ def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
         "4", "KiB", "private", "one-shot", "over", "shared-memory", "12.3", "µs", "auto", "12.3",
         "µs", "the", "same", "12.3", "µs",
     ]  # fmt: skip
-
-
-# ---- the command, where the measurement is planted ------------------------------------------
 
 
 def plant(monkeypatch, measure) -> None:

@@ -207,8 +207,6 @@ def test_a_buffer_has_no_less_than_nothing():
         simulate(build("ring", 4), -1, flat(1, 1))
 
 
-# ---- messages whose cost changes with their size -------------------------------------------
-
 EAGER = MessageCost(1, 2, (Piece(10, 100, 0.5), Piece(100, -50, 4)))
 """1 + 2s below 10 bytes, 100 + s/2 below 100, 4s - 50 from there on."""
 

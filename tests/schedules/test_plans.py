@@ -72,8 +72,6 @@ def test_a_file_is_read_once_for_each_way(tmp_path):
         prove_plan(out_of_place)
 
 
-# ---- MSCCL, two ranks ---------------------------------------------------------------------
-
 STEP = (
     '<step s="{}" type="{}" srcbuf="{}" srcoff="{}" dstbuf="{}" dstoff="{}" cnt="{}" depid="{}" '
     'deps="{}" hasdep="{}"/>'
@@ -370,8 +368,6 @@ def test_json_that_is_not_known_is_named(where, change, words, tmp_path):
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"{path}: ")
 
-
-# ---- whoever changes one step is found out, on 64 ranks too --------------------------------
 
 PLANS = ("recursive-doubling:segments=2", "double-tree", "halving-doubling")
 

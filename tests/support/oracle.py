@@ -125,9 +125,6 @@ def run(schedule: Schedule, buffers: Sequence[np.ndarray], seed: int) -> list[np
     return state.buffers
 
 
-# ---- what each collective promises --------------------------------------------------------
-
-
 def begins_with(schedule: Schedule, rank: int, chunk: int) -> bool:
     """Whether the rank's buffer has something meaningful in that chunk to begin with."""
     if schedule.collective in SUMS:
