@@ -11,19 +11,8 @@ from benchmarks.measure.collectives import tables
 from benchmarks.measure.collectives import targets as collectives_targets
 from benchmarks.measure.collectives.cells import find_probe
 from benchmarks.measure.trials import Refusal
+from benchmarks.records import contenders
 from benchmarks.records.collectives import find_rates
-from benchmarks.records.contenders import (
-    BOUND_BYTES,
-    COPIES,
-    EMPTY,
-    LINK,
-    MPI,
-    OWN,
-    PERSISTENT,
-    PREPARED,
-    RING,
-    Contender,
-)
 from measured import (
     GLOO_ROW,
     MPI_ROW,
@@ -39,8 +28,8 @@ from measured import (
 )
 
 
-def probe(name: str) -> Contender:
-    return Contender(name, quantity="probe")
+def probe(name: str) -> contenders.Contender:
+    return contenders.Contender(name, quantity="probe")
 
 
 def test_rates_are_those_of_nccl_tests():
@@ -75,7 +64,7 @@ def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
 
 
 def test_that_nothing_of_mpiddp_was_measured_is_told():
-    own, why = Contender(OWN, buffer="gpu").label, "not every rank has a GPU"
+    own, why = contenders.Contender(contenders.OWN, buffer="gpu").label, "not every rank has a GPU"
     left_out = Refusal(quantity="all-reduce", contender=own, at={"bytes": 8}, reason=why)
     for rows, told in (([GLOO_ROW], True), ([GLOO_ROW, PRIVATE_OWN], False)):
         found = make_group({(row, 8): [[1.0]] for row in rows}, left_out)
@@ -93,12 +82,12 @@ def test_what_stands_out_is_told():
 
 
 def test_the_quickest_copy_is_the_memory_bound():
-    seconds = dict(zip(COPIES, (0.04, 0.02, 0.03), strict=True))
-    times = {(probe(name), BOUND_BYTES): [[each] * 3] for name, each in seconds.items()}
-    cells = make_cells({**times, (probe(EMPTY), 0): [[7e-8]]})
-    copy = find_probe(cells, *COPIES)
-    assert (copy.contender, copy.summary.median) == (COPIES[1], 0.02)
-    assert find_probe(cells, LINK) is None
+    seconds = dict(zip(contenders.COPIES, (0.04, 0.02, 0.03), strict=True))
+    times = {(probe(name), contenders.BOUND_BYTES): [[each] * 3] for name, each in seconds.items()}
+    cells = make_cells({**times, (probe(contenders.EMPTY), 0): [[7e-8]]})
+    copy = find_probe(cells, *contenders.COPIES)
+    assert (copy.contender, copy.summary.median) == (contenders.COPIES[1], 0.02)
+    assert find_probe(cells, contenders.LINK) is None
     # 67.1 MB in 20 ms
     bound, nothing = tables.list_limits(cells)
     assert "20 ms to read and write 64 MiB" in bound and "3.36 GB/s" in bound
@@ -109,7 +98,7 @@ PAIRS = list(itertools.permutations(range(4), 2))
 
 
 def test_the_matrix_has_a_row_for_each_node_that_sends():
-    row = Contender(MPI, quantity="all-pairs")
+    row = contenders.Contender(contenders.MPI, quantity="all-pairs")
     cells = [
         replace(
             make_cell(row, M, [[1e-3 * (1 + source)]] * 3),
@@ -142,7 +131,7 @@ def test_two_ranks_have_the_promised_speeds():
     times = {(GLOO_ROW, size): slow for size in (8, 256 * K, M, 64 * M)}
     times |= {(PRIVATE_OWN, size): quick for size in (8, 256 * K, M, 64 * M)}
     times |= {(MPI_ROW, size): [[1.5]] * 6 for size in (8, 256 * K, M, 64 * M)}
-    times |= {(probe(name), BOUND_BYTES): [[0.7]] for name in COPIES}
+    times |= {(probe(name), contenders.BOUND_BYTES): [[0.7]] for name in contenders.COPIES}
     times |= {(SHARED_OWN, 64 * M): quick}
     found = judge(times)
     by_gloo = found["mpiddp auto, auto, private: at least 4 × Gloo"]
@@ -160,8 +149,8 @@ def test_two_ranks_have_the_promised_speeds():
 
 
 def test_the_executor_is_measured_by_the_quicker_plain_ring():
-    times = {(Contender(RING), size): [[3e-3]] * 6 for size in (8, M)}
-    times |= {(Contender(PERSISTENT), size): [[1e-3]] * 6 for size in (8, M)}
+    times = {(contenders.Contender(contenders.RING), size): [[3e-3]] * 6 for size in (8, M)}
+    times |= {(contenders.Contender(contenders.PERSISTENT), size): [[1e-3]] * 6 for size in (8, M)}
     times |= {(OWN_RING, 8): [[1.0009e-3]] * 6, (OWN_RING, M): [[1.06e-3]] * 6}
     large, small = judge(times).values()
     assert small.met and small.found == {"8 B": pytest.approx(0.9)}
@@ -178,7 +167,7 @@ def test_more_ranks_than_cores_are_never_slower():
 
 
 def test_between_nodes_latency_is_judged_or_the_use_of_a_link_that_was_timed():
-    prepared = Contender(PREPARED)
+    prepared = contenders.Contender(contenders.PREPARED)
     rows = {MPI_ROW: 1.0, PRIVATE_OWN: 1.5, prepared: 0.9}
     times = {(row, 8): [[each]] * 6 for row, each in rows.items()}
     plain, quick = judge(times, ranks=4, nodes=4).values()
@@ -187,12 +176,12 @@ def test_between_nodes_latency_is_judged_or_the_use_of_a_link_that_was_timed():
 
     # 16 MB in 0.16 s: a ring of four carries 1 MiB, one and a half times, in 15.7 ms at best.
     size, best = 16_000_000, 1.5 * M / 1e8
-    times = {(probe(LINK), size): [[0.16]], (GLOO_ROW, M): [[2 * best]] * 6}
+    times = {(probe(contenders.LINK), size): [[0.16]], (GLOO_ROW, M): [[2 * best]] * 6}
     for slower, met in ((1.01, True), (1.03, False)):
         found = judge(times | {(PRIVATE_OWN, M): [[slower * best]] * 6}, ranks=4, nodes=4)
         by_gloo, bound = found.values()
         large = judge({(GLOO_ROW, 16 * M): [[1.0]] * 6, (PRIVATE_OWN, 16 * M): [[slower]] * 6}
-                      | {(probe(LINK), size): [[0.16]]}, ranks=4, nodes=4)  # fmt: skip
+                      | {(probe(contenders.LINK), size): [[0.16]]}, ranks=4, nodes=4)  # fmt: skip
         assert large["mpiddp auto, auto, private: at least 0.98 × Gloo"].met is met
         assert by_gloo.met and by_gloo.found == {"1 MiB": pytest.approx(2 / slower)}
         assert bound.met is met and bound.found == {"1 MiB": pytest.approx(1 / slower)}
@@ -200,6 +189,6 @@ def test_between_nodes_latency_is_judged_or_the_use_of_a_link_that_was_timed():
 
 def test_the_harness_is_judged_by_an_iteration_of_nothing_and_what_was_not_measured_is_not():
     for seconds, met in ((7e-8, True), (2e-6, False)):
-        (target,) = judge({(probe(EMPTY), 0): [[seconds]]}).values()
+        (target,) = judge({(probe(contenders.EMPTY), 0): [[seconds]]}).values()
         assert (target.met, target.found) == (met, {"": pytest.approx(1e6 * seconds)})
     assert judge({(GLOO_ROW, M): [[1.0]]}) == {}

@@ -14,14 +14,6 @@ from crews import Crew
 from mpiddp.collectives.executor import Description
 from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport import node_memory
-from mpiddp.collectives.transport.node_memory import (
-    MAILBOX,
-    NEXT_CALL,
-    PRIVATE,
-    SEGMENT,
-    WORDS,
-    Location,
-)
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.schedules.schedule import Collective
 
@@ -96,7 +88,7 @@ def test_a_rank_that_fails_in_its_next_call_has_made_this_one():
             return found
 
     words, one.words = one.words, Words()
-    assert one.has_reached(WORDS, one.base + 2, lambda: describe(1))
+    assert one.has_reached(node_memory.WORDS, one.base + 2, lambda: describe(1))
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
@@ -106,7 +98,7 @@ def test_a_rank_that_has_left_the_call_and_makes_another_one_is_no_error(ahead):
         other.enter(100 + number, None)
         other.publish(3)()
     one.meet([1], 5, describe)
-    one.wait(1, NEXT_CALL - 1, lambda: describe(1))()
+    one.wait(1, node_memory.NEXT_CALL - 1, lambda: describe(1))()
 
 
 def test_a_rank_that_does_not_come_is_named_with_its_host_and_the_step():
@@ -177,8 +169,8 @@ def test_a_rank_yields_its_core_to_another_rank_and_to_nobody_else(monkeypatch):
 def test_ranks_that_make_the_same_call_meet_after_days_of_short_calls():
     one, other = make_pair()
     for each in (one, other):
-        each.base = (2**39 - 5) * NEXT_CALL
-    for signature in (NEXT_CALL - 1, 7, 7, 8):
+        each.base = (2**39 - 5) * node_memory.NEXT_CALL
+    for signature in (node_memory.NEXT_CALL - 1, 7, 7, 8):
         one.enter(signature, None)
         other.enter(signature, None)
         one.meet([1], signature, describe)
@@ -188,25 +180,25 @@ def test_ranks_that_make_the_same_call_meet_after_days_of_short_calls():
 def test_each_rank_tells_where_its_buffer_lies():
     one, other = make_pair()
     places = [
-        Location(PRIVATE, 2**47 + 5),
-        Location(SEGMENT, 3, 12, 4096),
-        Location(SEGMENT, 3, 12, 4096),
-        Location(PRIVATE, 2**47 + 5),
-        Location(PRIVATE, 0),
+        node_memory.Location(node_memory.PRIVATE, 2**47 + 5),
+        node_memory.Location(node_memory.SEGMENT, 3, 12, 4096),
+        node_memory.Location(node_memory.SEGMENT, 3, 12, 4096),
+        node_memory.Location(node_memory.PRIVATE, 2**47 + 5),
+        node_memory.Location(node_memory.PRIVATE, 0),
     ]
     versions = []
     for place in places:
         other.enter(5, place)
-        one.enter(5, Location(PRIVATE, 77))
+        one.enter(5, node_memory.Location(node_memory.PRIVATE, 77))
         assert one.location(1) == place
-        assert other.location(0) == Location(PRIVATE, 77)
+        assert other.location(0) == node_memory.Location(node_memory.PRIVATE, 77)
         versions.append((one.versions([1]), other.versions([0])))
     # Whoever kept what it knew of the buffer sees that it lies elsewhere.
     assert [now[0] != before[0] for before, now in pairwise(versions)] == [True, False, True, True]
     assert len({version for _, version in versions}) == 1
 
 
-@pytest.mark.parametrize(("ranks", "count"), [(2, 1), (3, 77), (4, MAILBOX // 4)])
+@pytest.mark.parametrize(("ranks", "count"), [(2, 1), (3, 77), (4, node_memory.MAILBOX // 4)])
 def test_exchanges_and_calls_in_memory_take_turns_in_any_rhythm(ranks, count):
     crew = Crew([0] * ranks)
     one_shot = CallRequest(Collective.ALL_REDUCE, "one-shot")
