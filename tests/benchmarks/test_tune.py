@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -74,6 +75,18 @@ def test_what_is_not_faster_is_never_chosen(factor, noise, seed):
     slower = make_cell(DIRECT, factor * 1e-5 * (1 + noise), size=size, noise=noise / 2)
     few = make_cell(RING, 1e-6, size=size, rounds=5)
     assert judge(rule, slower, few).chosen == RULE
+
+
+def test_what_is_faster_by_chance_among_many_is_not_chosen():
+    """In 13 of 15 rounds one is faster, which says something of one and nothing of twenty."""
+    # In an order in which a round says nothing of the next one.
+    rounds = random.Random(5).sample([*(0.85 + place / 100 for place in range(13)), 1.03, 1.05], 15)
+    rule, ring = (replace(each, samples=(1.0,) * 15) for each in (make_rule(1), make_cell(RING, 1)))
+    lucky = replace(make_cell(DIRECT, 1), samples=tuple(rounds))
+    others = [make_cell(Way(f"ring:segments={parts}", MPI), 1) for parts in range(2, 20)]
+    alike = [replace(each, samples=ring.samples) for each in others]
+    assert judge(rule, ring, lucky).chosen == DIRECT
+    assert judge(rule, ring, lucky, *alike).chosen == RULE
 
 
 @pytest.mark.parametrize(

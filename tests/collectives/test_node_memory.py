@@ -6,11 +6,13 @@ import re
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from crews import Crew
+from mpiddp.collectives import bootstrap
 from mpiddp.collectives.executor import Description
 from mpiddp.collectives.planner import CallRequest
 from mpiddp.collectives.transport import node_memory
@@ -110,6 +112,14 @@ def test_a_rank_that_has_left_the_call_and_makes_another_one_is_no_error(ahead):
         other.publish(3)()
     one.meet([1], 5, describe)
     one.wait(1, node_memory.NEXT_CALL - 1, lambda: describe(1))()
+
+
+def test_memory_that_the_kernel_does_not_let_map_is_done_without():
+    place = {"process": os.getpid(), "block": -1, "token": b""}
+    facts = [SimpleNamespace(has_order=True, namespace="", **place)] * 2
+    block, reach = bootstrap._reach(facts, [0, 1], 1, None)
+    said = "rank 1 cannot map rank 0's memory (No such file or directory)"
+    assert (block, reach.memory, reach.copies) == (None, said, said)
 
 
 def test_a_rank_that_does_not_come_is_named_with_its_host_and_the_step():
