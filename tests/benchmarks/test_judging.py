@@ -129,10 +129,6 @@ def make_pairs(noise: Noise, seed: int, cells=24, rounds=10, factor=1.0):
     }
 
 
-MOST_ALARMS = 5
-"""Of 100 pairs, at one in a hundred: six or more have a probability of 0.05 %."""
-
-
 @pytest.mark.parametrize(
     "noise",
     [
@@ -145,7 +141,8 @@ def test_equal_records_whose_rounds_are_alike_give_no_alarm(noise):
     for trial in range(100):
         verdicts = judge(make_pairs(noise, trial), RULE)
         alarms += any(each.word == SLOWER for each in verdicts)
-    assert alarms <= MOST_ALARMS
+    # Of 100 pairs, at one in a hundred: six or more have a probability of 0.05 %.
+    assert alarms <= 5
 
 
 @pytest.mark.parametrize(

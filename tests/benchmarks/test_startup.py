@@ -257,9 +257,6 @@ def list_nodes(*rows: str) -> str:
     return "cat <<'ROWS'\n" + "\n".join(rows) + "\nROWS"
 
 
-IDLE = list_nodes(*(f"node{number} idle main*" for number in range(4)))
-
-
 @pytest.mark.parametrize(
     ("sinfo", "message"),
     [
@@ -294,12 +291,13 @@ def test_nodes_that_are_busy_count_and_each_counts_once(tmp_path, beside):
 
 
 def test_ranks_and_nodes_must_fit(tmp_path, beside):
+    idle = list_nodes(*(f"node{number} idle main*" for number in range(4)))
     for nodes, ranks, message in (
         (5, (5,), "--nodes 5: the cluster's default partition has usable 4"),
         (4, (4, 6), "--ranks 6 cannot be spread evenly over 4 nodes"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            srun.find_srun(make_slurm(tmp_path, IDLE), nodes, ranks)
+            srun.find_srun(make_slurm(tmp_path, idle), nodes, ranks)
 
 
 def test_inside_an_allocation_its_nodes_count(tmp_path, beside, monkeypatch):

@@ -44,15 +44,12 @@ REDUCE, BROADCAST = Collective.REDUCE, Collective.BROADCAST
 SHORT, LONG = LATENCY_BYTES, LATENCY_BYTES + 1
 
 
-def make_layout(nodes, transports=None, absent=None, rank=0) -> Layout:
-    if transports is None:
-        alone = len(set(nodes)) == len(nodes)
-        several = len(set(nodes)) > 1
-        transports = (MPI, BOTH, TORCH) if several and alone else (BOTH, MPI, TORCH)
-        if not several:
-            transports = (SHARED, BOTH, MPI, TORCH)
+def make_layout(nodes, transports=None, absent=None) -> Layout:
+    usual, count = (BOTH, MPI, TORCH), len(set(nodes))
+    if count in (1, len(nodes)):
+        usual = (SHARED, *usual) if count == 1 else (MPI, BOTH, TORCH)
     hosts = tuple(f"host{node}" for node in nodes)
-    return Layout(rank, hosts, tuple(nodes), transports, absent or {})
+    return Layout(0, hosts, tuple(nodes), transports or usual, absent or {})
 
 
 ONE_NODE = make_layout([0, 0, 0, 0])

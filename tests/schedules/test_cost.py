@@ -278,7 +278,7 @@ def test_pieces_that_no_machine_has_are_refused(piece):
         Machine(MessageCost(1, 1), MessageCost(1, 1, (piece,)))
 
 
-def check_form(text, nodes, machine, multiple=4, item=4):
+def check_form(text, nodes, machine, multiple=4):
     """The closed form is the simulation on these nodes; answers False if there is no form."""
     choice = registry.parse(text)
     form = choice.closed_form(nodes)
@@ -286,8 +286,8 @@ def check_form(text, nodes, machine, multiple=4, item=4):
         return False
     schedule = build(text, sum(nodes), nodes if choice.algorithm.knows_nodes else None)
     count = multiple * schedule.chunks
-    run = simulate(schedule, count, machine, nodes, item=item)
-    assert math.isclose(form.seconds(count * item, machine), run.seconds, rel_tol=1e-9)
+    run = simulate(schedule, count, machine, nodes, item=4)
+    assert math.isclose(form.seconds(count * 4, machine), run.seconds, rel_tol=1e-9)
     assert form.steps == len(run.steps), (text, nodes)
     return True
 
