@@ -7,21 +7,12 @@ import pytest
 
 import documents
 from benchmarks.measure.checkpoint import contenders
-from benchmarks.measure.checkpoint.contenders import (
-    QUANTITY,
-    compare_with_raw,
-    find_agreement_share,
-    find_share,
-    judge,
-    make_group,
-    tabulate,
-)
 from benchmarks.measure.checkpoint.worker import name_costs
 from benchmarks.measure.engine import CellGroup, run
 from benchmarks.records.schema import read_record
 from measured import MPIRUN
 
-PLAN = QUANTITY.parse([]).plan
+PLAN = contenders.QUANTITY.parse([]).plan
 ROUNDS = (
     name_costs(2.0, 3.0, 0.5, 4.5, 2.0, 1.0, beside_steps=2),
     name_costs(2.0, 2.0, 0.5, 6.5, 2.0, 1.0, beside_steps=3),
@@ -38,32 +29,34 @@ def list_series(rounds=ROUNDS) -> dict[str, list[float]]:
 
 
 def make(plan=PLAN, rounds=ROUNDS, **facts) -> CellGroup:
-    return make_group(plan, 2, list_series(rounds), FACTS | facts)
+    return contenders.make_group(plan, 2, list_series(rounds), FACTS | facts)
 
 
 def test_costs_are_shares_of_the_steps_between_two_checkpoints():
     assert [each["slowdown"] for each in ROUNDS] == [0.5, 0.5, -1.0]
     assert [each["asynchronous"] for each in ROUNDS] == [1.0, 1.0, -0.5]
     found = make()
-    assert find_share(found, "synchronous") == 3 / (50 * 2)
-    assert find_share(make(replace(PLAN, save_every=100)), "asynchronous") == 1 / (100 * 2)
-    assert compare_with_raw(found).estimate == 1.5
-    assert find_agreement_share(found) == 0.01 / 2 + 0.02
+    assert contenders.find_share(found, "synchronous") == 3 / (50 * 2)
+    assert contenders.find_share(make(replace(PLAN, save_every=100)), "asynchronous") == 1 / (
+        100 * 2
+    )
+    assert contenders.compare_with_raw(found).estimate == 1.5
+    assert contenders.find_agreement_share(found) == 0.01 / 2 + 0.02
 
 
 def test_targets():
-    assert [each.met for each in judge([make()], PLAN)] == [True, True, None, False]
+    assert [each.met for each in contenders.judge([make()], PLAN)] == [True, True, None, False]
     often = replace(PLAN, save_every=40)
-    assert [each.met for each in judge([make(often)], often)][:2] == [False, False]
+    assert [each.met for each in contenders.judge([make(often)], often)][:2] == [False, False]
     for each, met in zip(ROUNDS[1:], (True, False), strict=True):
-        assert judge([make(rounds=(each,) * 6)], PLAN)[2].met is met
+        assert contenders.judge([make(rounds=(each,) * 6)], PLAN)[2].met is met
     # What a small checkpoint takes says nothing of bytes.
-    small = judge([make(file_bytes=1 << 20)], PLAN)
+    small = contenders.judge([make(file_bytes=1 << 20)], PLAN)
     assert not any("raw" in each.text for each in small)
 
 
 def test_the_table_has_a_row_for_each_cost():
-    lines = tabulate([make()], PLAN).splitlines()
+    lines = contenders.tabulate([make()], PLAN).splitlines()
     (row,) = [line for line in lines if line.startswith("a synchronous save  ")]
     assert row.split()[-6:] == ["3", "s", "2.5", "s–3.5", "s", "3.00%"]
     (row,) = [line for line in lines if line.startswith("  slower steps beside the write")]
@@ -96,7 +89,8 @@ def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys, monkeypat
     written = tmp_path / "disk"
     written.mkdir()
     run(
-        QUANTITY, [*words, "--directory", "disk", "--output", str(record), "--output", str(picture)]
+        contenders.QUANTITY,
+        [*words, "--directory", "disk", "--output", str(record), "--output", str(picture)],
     )
     printed = capsys.readouterr().out
     assert "mlp:megabytes=4, AdamW, 2 ranks (cpu), batch 8 per rank" in printed

@@ -61,6 +61,11 @@ def test_the_speed_is_that_of_rounds():
     assert (unknown.met, missed.met) == (None, False)
     assert str(unknown).endswith(" 0.990: cannot be judged from these rounds")
     assert judge([make([8] * 6, [9] * 6)], PLAN)[0].met
+    # Rounds that are alike tell less than as many that are not.
+    alike, others = (
+        make(each * 3, [1.0] * 18) for each in ([1, 1, 1, 0.9, 0.9, 0.9], [1, 0.9] * 3)
+    )
+    assert [judge([each], PLAN)[0].met for each in (alike, others)] == [None, True]
 
 
 @pytest.mark.parametrize(("usual", "steps", "turns"), [(0.005, 12, 12), (0.25, 2, 6), (5.0, 1, 1)])

@@ -18,12 +18,6 @@ import launchers
 from benchmark_runs import check_drawing, record_benchmark
 from benchmarks.measure.engine import CellGroup, list_wrong, run
 from benchmarks.measure.training_step import checks, contenders, loops, visits
-from benchmarks.measure.training_step.contenders import (
-    QUANTITY,
-    find_efficiency,
-    find_traffic,
-    make_group,
-)
 from benchmarks.measure.training_step.synchronisations import (
     ALONE,
     BASE,
@@ -66,13 +60,11 @@ from mpiddp.training.options.groups.straggler import Slowdown, Straggler
 FRAMEWORKS = Synchronisation("framework")
 MLP = Workload("mlp")
 
-# ---- the command line --------------------------------------------------------------------------
-
 
 def test_transports_and_types_are_for_gradients_that_mpiddp_averages():
     words = ["--sync", "framework", "ring", "ring", "parameter-server"]
     more = ["--transports", "auto", "mpi", "--wire-dtype", "auto", "bfloat16"]
-    plan = QUANTITY.parse([*words, *more]).plan
+    plan = contenders.QUANTITY.parse([*words, *more]).plan
     assert [contender.name for contender in plan.contenders] == [
         "framework", "ring", "ring wire_dtype=bfloat16", "ring transport=mpi",
         "ring transport=mpi,wire_dtype=bfloat16", "parameter-server",
@@ -122,7 +114,7 @@ def make_visit(seconds: float, *, samples: float = 100.0) -> TrainingVisit:
 
 def make_plan(workload: Workload = MLP, straggler: str | None = None):
     words = ["--models", str(workload)] + (["--straggler", straggler] if straggler else [])
-    return QUANTITY.parse(words).plan
+    return contenders.QUANTITY.parse(words).plan
 
 
 def make_visitor(visits, ranks: int = 2, *, workload: Workload = MLP, straggler=None, **more):
@@ -141,7 +133,7 @@ def make(times, ranks: int = 2, **more) -> CellGroup:
     link = around.pop("link")
     visits = {row: list(map(make_visit, rounds)) for row, rounds in times.items()}
     visitor = make_visitor(visits, ranks, **more)
-    return make_group(visitor, Surroundings(ranks=ranks, **around), link)
+    return contenders.make_group(visitor, Surroundings(ranks=ranks, **around), link)
 
 
 def find_row(text: str, name: str) -> str:
@@ -181,7 +173,7 @@ def test_efficiency_is_against_one_rank_with_the_same_update():
     several = make_visit(1.0, samples=240.0)
     visits_of = {BASE: alone, OWN_BASE: quick, FRAMEWORKS: several, RING: several, CENTRAL: several}
     visitor = make_visitor({row: [visit] for row, visit in visits_of.items()}, 4)
-    found = {row: find_efficiency(visitor, row).estimate for row in visits_of}
+    found = {row: contenders.find_efficiency(visitor, row).estimate for row in visits_of}
     expected = {BASE: 1.0, OWN_BASE: 1.0, FRAMEWORKS: 0.6, RING: 0.375, CENTRAL: 0.375}
     assert found == pytest.approx(expected)
 
@@ -191,12 +183,9 @@ def test_what_others_send_meanwhile_is_left_out_of_what_is_read():
         replace(make_visit(1.0), reading=StepTraffic(n, 2 * n, is_read=True)) for n in (9e6, 1e6)
     )
     visitor = make_visitor({FRAMEWORKS: [busy, quiet, busy]})
-    assert find_traffic(visitor, FRAMEWORKS) == StepTraffic(1e6, 2e6, is_read=True)
-    assert find_traffic(visitor, FRAMEWORKS, is_on_gpu=True) is None
-    assert find_traffic(make_visitor({BASE: [busy]}), BASE) is None
-
-
-# ---- promises ----------------------------------------------------------------------------------
+    assert contenders.find_traffic(visitor, FRAMEWORKS) == StepTraffic(1e6, 2e6, is_read=True)
+    assert contenders.find_traffic(visitor, FRAMEWORKS, is_on_gpu=True) is None
+    assert contenders.find_traffic(make_visitor({BASE: [busy]}), BASE) is None
 
 
 def judge_speed(speed: float, ranks: int = 2, **more):
@@ -247,8 +236,6 @@ def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_mo
     assert judge_nodes(2.0, link=None) == []
     assert judge_nodes(2.0, nodes=2) == []
 
-
-# ---- real runs ---------------------------------------------------------------------------------
 
 SYNCS = (
     "framework",
@@ -320,7 +307,8 @@ def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys
     arguments = ["--ranks", "2", "--models", "mlp:megabytes=0.1", "--sync", "framework", "ring"]
     with pytest.raises(WrongResultError, match="ring transport=mpi, mlp") as caught:
         run(
-            QUANTITY, [*arguments, "--transports", "mpi", "--repetitions", "1", "--iterations", "3"]
+            contenders.QUANTITY,
+            [*arguments, "--transports", "mpi", "--repetitions", "1", "--iterations", "3"],
         )
     assert "framework" not in str(caught.value)
     text = capsys.readouterr().out
@@ -353,9 +341,6 @@ counts = st.integers(0, 10_000)
 
 def make_spec(contender: Synchronisation = BASE, workload: Workload = SMALL) -> LoopSpec:
     return LoopSpec(contender, workload, 4, 7)
-
-
-# ---- bytes -------------------------------------------------------------------------------------
 
 
 @given(st.integers(2, 9), counts)
@@ -409,9 +394,6 @@ def test_interfaces_tell_what_a_step_sent():
     # 50 inside the first node, 100 and 250 between; the first one's link took 300.
     assert read_traffic(two, 10, 4) == StepTraffic(10, 30, is_read=True)
     assert read_traffic([{"lo": (0, 0)}, {}], 1, 2) == StepTraffic(0, 0, is_read=True)
-
-
-# ---- parts of a step ---------------------------------------------------------------------------
 
 
 class Update:
@@ -497,9 +479,6 @@ def test_the_slowest_rank_counts_in_each_part():
     assert visit.exposed == pytest.approx(0.18)
     with pytest.raises(RefusedError, match="not here"):
         read_answers([{"refused": "not here"}, {}], 5)
-
-
-# ---- what is trained ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -588,8 +567,6 @@ def test_a_verdict_names_what_is_wrong():
     assert "not moved" in find_problem([make_found([0.0, 0.0])], None, is_narrow=False)
 
 
-# ---- visits ------------------------------------------------------------------------------------
-
 WAY = [1.0, 2.0]
 
 
@@ -623,7 +600,7 @@ def test_an_interruption_keeps_the_whole_rounds(measured, rounds, monkeypatch):
     words = ["--sync", "framework", "auto", "--repetitions", "9", "--ranks", "2", "--models", "mlp"]
     # Four contenders, each of which is measured once to be admitted.
     monkeypatch.setattr(InterruptedJob, "left", measured)
-    groups = QUANTITY.measure(QUANTITY.parse(words).plan, MPIRUN)
+    groups = contenders.QUANTITY.measure(contenders.QUANTITY.parse(words).plan, MPIRUN)
     if rounds is not None:
         group = next(groups)
         assert {len(cell.samples) for cell in group.cells} == {rounds}

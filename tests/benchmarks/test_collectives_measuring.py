@@ -22,14 +22,8 @@ import launchers
 from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import find_late_rank, find_slow_core
 from benchmarks.measure import engine
-from benchmarks.measure.collectives import measurement
+from benchmarks.measure.collectives import contenders, measurement
 from benchmarks.measure.collectives.cells import describe_overlap
-from benchmarks.measure.collectives.contenders import (
-    list_blocks,
-    list_contenders,
-    list_probes,
-    list_rounds,
-)
 from benchmarks.measure.collectives.measurement import WORKER, measure_run
 from benchmarks.measure.collectives.options import check_memory
 from benchmarks.measure.collectives.ranks import inputs, load, messages, worker
@@ -57,8 +51,6 @@ from benchmarks.records.contenders import (
 from benchmarks.records.schema import read_record
 from measured import MPIRUN, K, answer_with, fake_jobs, make_plan
 from mpiddp.errors import ConfigurationError
-
-# ---- inputs ------------------------------------------------------------------------------------
 
 types = st.sampled_from(list(ITEM_BYTES))
 operators = st.sampled_from(["sum", "product", "min", "max"])
@@ -145,9 +137,6 @@ def test_dedicated_servers_contribute_nothing():
     assert worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
 
 
-# ---- lines -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def server():
     with json_lines.listen("127.0.0.1") as listening:
@@ -192,9 +181,6 @@ def test_waiting_for_nobody_ends_and_half_a_line_is_none(server):
     right.close()
     assert line.receive() is None
     line.close()
-
-
-# ---- the ranks ---------------------------------------------------------------------------------
 
 
 def make_spec(size: int, iterations: int, **more) -> CallSpec:
@@ -409,9 +395,6 @@ def test_busy_processes_end_with_the_rank_that_started_them():
     launchers.until(lambda: not launchers.is_alive(int(done.stdout)), "the end of what is busy")
 
 
-# ---- visits ------------------------------------------------------------------------------------
-
-
 def test_the_slowest_rank_counts_in_each_iteration_and_ranks_are_kept_apart():
     answers = answer_with(0, 0)
     answers[0]["times"], answers[1]["times"], answers[1]["wrong"] = [1000, 5000], [3000, 2000], 2
@@ -471,9 +454,6 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
     assert sum(len(cell.samples) for cell in cut) == 9
     assert {cell.details["stopped"] for cell in cut} == {"interrupted"}
     assert "all-reduce: 8 B of float32, sum" in capsys.readouterr().out
-
-
-# ---- the method --------------------------------------------------------------------------------
 
 
 class Planted(CallVisitor):
@@ -559,8 +539,6 @@ def test_a_planted_straggler_is_named_in_the_cells_and_the_table(monkeypatch):
     assert next(list_remarks(cells)).startswith("slow rank: rank 1 comes late, by 310 µs")
 
 
-# ---- guidelines --------------------------------------------------------------------------------
-
 NARROW = (1.0, 1.004, 0.99, 1.01, 0.996, 1.002)
 
 
@@ -607,29 +585,26 @@ def test_a_guideline_needs_intervals_of_the_same_contender():
     assert list_broken(task, {**gloo, task: times[task]}) == []
 
 
-# ---- contenders --------------------------------------------------------------------------------
-
-
 def test_contenders_are_the_product_of_what_is_asked_for():
     words = ("--algorithms", "auto", "ring", "--transports", "mpi", "torch")
-    rows = list_contenders("all-reduce", make_plan(*words), nccl=False)
+    rows = contenders.list_contenders("all-reduce", make_plan(*words), nccl=False)
     assert [row.maker for row in rows[:4]] == [GLOO, MPI, RING, PERSISTENT]
     # The last one is the ring over MPI once more, prepared as the plain ring is.
     assert len(rows) == 4 + 2 * 2 * 2 + 1 == len({row.label for row in rows})
     assert rows[-1] == Contender(PREPARED, MPI_JOB, "ring", "mpi")
     plan = make_plan("--algorithms", "auto", "--buffers", "gpu", command="broadcast")
-    with_nccl = list_contenders("broadcast", plan, nccl=True)
+    with_nccl = contenders.list_contenders("broadcast", plan, nccl=True)
     assert [row.name for row in with_nccl] == ["Gloo", "NCCL", "MPI_Bcast", "mpiddp auto"]
     assert "torch.distributed over mpiddp" not in [row.name for row in with_nccl]
     plan = make_plan("--algorithms", "auto", "--buffers", "private", command="reduce")
-    own = list_contenders("reduce", plan, nccl=False)
+    own = contenders.list_contenders("reduce", plan, nccl=False)
     assert [row.maker for row in own] == [GLOO, MPI, BACKEND, OWN]
     assert [row.job for row in with_nccl] == [TORCH_JOB, TORCH_JOB, MPI_JOB, MPI_JOB]
 
 
 def test_guidelines_measure_what_a_collective_can_be_replaced_by():
     plan = make_plan("--guidelines", "--operators", "max")
-    (block,) = list_blocks(plan, [0, 0], nccl=False)
+    (block,) = contenders.list_blocks(plan, [0, 0], nccl=False)
     assert {task.contender.quantity for task in block} == {
         "all-reduce", "reduce", "broadcast", "reduce-scatter", "all-gather",
     }  # fmt: skip
@@ -639,7 +614,7 @@ def test_guidelines_measure_what_a_collective_can_be_replaced_by():
 
 @given(st.integers(2, 17))
 def test_every_ordered_pair_meets_once_in_rounds_of_disjoint_pairs(ranks):
-    rounds = list_rounds(range(ranks))
+    rounds = contenders.list_rounds(range(ranks))
     pairs = [pair for each in rounds for pair in each]
     assert sorted(pairs) == list(itertools.permutations(range(ranks), 2))
     for each in rounds:
@@ -650,13 +625,13 @@ def test_every_ordered_pair_meets_once_in_rounds_of_disjoint_pairs(ranks):
 
 @pytest.mark.parametrize(("nodes", "senders"), [([0, 0, 1, 1, 2], {0, 2, 4}), ([0, 0], {0, 1})])
 def test_all_pairs_are_those_of_nodes_if_there_are_several(nodes, senders):
-    (rounds,) = list_blocks(make_plan(command="all-pairs"), nodes, nccl=False)
+    (rounds,) = contenders.list_blocks(make_plan(command="all-pairs"), nodes, nccl=False)
     assert {end for task in rounds for pair in task.pairs for end in pair} == senders
 
 
 def test_messages_go_one_way_and_both_and_whole_elements_are_added():
     plan = make_plan("--sizes", "1", "4", command="point-to-point")
-    one, four = list_blocks(plan, [0, 0], nccl=False)
+    one, four = contenders.list_blocks(plan, [0, 0], nccl=False)
     assert [(task.contender.maker, task.is_mutual) for task in one] == list(
         itertools.product([GLOO, MPI, OWN], [False, True])
     )
@@ -683,8 +658,8 @@ def test_the_framework_is_started_without_mpi_on_the_same_nodes():
     assert measurement.list_runs(make_plan(), srun)[0][1] == srun
     runs = measurement.list_runs(make_plan(command="point-to-point"), srun)
     assert [(ranks, each.nodes) for ranks, each in runs] == [(2, 1), (2, 2)]
-    assert len(list_probes(machine=True, link=True)) == 6
-    assert len(list_probes(machine=False, link=True)) == 1
+    assert len(contenders.list_probes(machine=True, link=True)) == 6
+    assert len(contenders.list_probes(machine=False, link=True)) == 1
     # But for what is tuned, both have the same settings.
     both = make_mpi_program(WORKER, 2, MPIRUN), make_torch_program(WORKER, 2, MPIRUN, {})
     one, other = ({*each.environment.items()} for each in both)

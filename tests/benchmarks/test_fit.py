@@ -117,9 +117,6 @@ def test_of_equal_sizes_the_least_time_counts_and_no_line_falls_or_begins_below_
     assert line.latency == 0 and line.seconds_per_byte > 0
 
 
-# ---- records and files --------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory):
     path = tmp_path_factory.mktemp("planted") / "messages.jsonl"
@@ -204,8 +201,6 @@ def test_a_fitted_machine_is_priced(fit, tmp_path, capsys):
     assert "fit of MPI_Send: messages inside a node " in text and " GB/s in 2 pieces" in text
 
 
-# ---- predicted against measured -----------------------------------------------------------
-
 SIZES = (1 << 10, 1 << 20, 1 << 24)
 
 
@@ -286,9 +281,6 @@ def test_what_has_no_known_algorithm_is_not_predicted(ran):
     assert find_choice(replace(cell, at={**cell.at, "busy": 1})) is None
 
 
-# ---- compiled programs that flow --------------------------------------------------------
-
-
 def run_flow(schedule, machine, parts, size=12, nodes=None):
     longest = math.ceil(size / schedule.chunks / parts) or 1
     cut = BufferCut(cell=longest, message=longest, flows=True)
@@ -366,9 +358,6 @@ def test_in_one_part_nothing_is_clearly_slower_than_step_after_step(name):
         assert max(ends) <= 1.02 * wanted
 
 
-# ---- bad input ----------------------------------------------------------------------------
-
-
 def test_records_that_cannot_be_fitted_are_refused(messages, tmp_path):
     cells = read_record(messages).cells
     few = [cell for cell in cells if cell.at["bytes"] <= 9]
@@ -412,9 +401,6 @@ def test_a_fit_that_predicts_nothing_says_so(fit):
     assert "warning" not in "\n".join(command.describe(fit))
     shown = "\n".join(command.describe(replace(fit, links={**fit.links, "node": useless})))
     assert "warning: messages inside a node: half of the sizes are off by 90% or more" in shown
-
-
-# ---- over shaped links ---------------------------------------------------------------------------
 
 
 ALGORITHMS = ("ring", "naive-ring", "halving-doubling", "binomial-tree", "one-shot", "central")

@@ -179,8 +179,6 @@ def test_terms_times_figures_are_the_simulated_prices(nodes: tuple[int, ...] | N
                 assert [64 * ITEM * step[1] for step in steps] == [s.busiest for s in run.steps]
 
 
-# ---- in a browser -------------------------------------------------------------------------
-
 COMPUTE = """
 const [ranks, segments, names, machine] = arguments;
 return JSON.stringify(names.map((name) => {
@@ -296,9 +294,6 @@ def test_the_page_says_the_same_figures_as_the_terminal(
     assert re.search(rf"lower bound +{re.escape(facts['Lower bound'])}:", printed)
     assert facts["Bytes"].split(" of ")[1] == describe_size(int(run.sent.max()))
     assert facts["Messages"] == f"0 of {sum(step.messages for step in run.steps)}"
-
-
-# ---- it obeys its reader -------------------------------------------------------------------------
 
 
 @pytest.mark.browser

@@ -119,9 +119,6 @@ def test_sizes_stand_beside_ranks_on_a_node_and_between_nodes(tmp_path):
         write_scaling(path, [("wrong", wrong)], "")
 
 
-# ---- lines and names ----------------------------------------------------------------------
-
-
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.01, 0.5))
 def test_names_are_far_enough_apart_and_stay_where_they_are_if_they_can(places, least):
     found = spread_out(sorted(places), least)

@@ -155,9 +155,6 @@ def test_chakra_read_back_is_the_schedule(name, ranks):
         ]  # fmt: skip
 
 
-# ---- the command --------------------------------------------------------------------------
-
-
 def test_every_format_is_written(tmp_path, capsys):
     files = [f"{tmp_path}/ring.{ending}" for ending in ("xml", "json", "et", "goal")]
     export.main(["ring", "--ranks", "3", *chain(*product(["--output"], files))])
@@ -169,9 +166,6 @@ def test_every_format_is_written(tmp_path, capsys):
     prove.main(["--load", str(tmp_path / "ring.xml"), str(tmp_path / "ring.json")])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines] == ["verdict", "proved", "proved"]
-
-
-# ---- --load in the commands ---------------------------------------------------------------
 
 
 def test_an_algorithm_of_your_own_joins_every_model(star, tmp_path, capsys):

@@ -146,9 +146,6 @@ def test_a_launcher_is_asked_to_end_its_job_before_it_is_killed(tmp_path, listen
     assert time.monotonic() - begin < 200
 
 
-# ---- jobs that live side by side -----------------------------------------------------------------
-
-
 GREET = (
     "import os, sys\n"
     "from benchmarks.measure.launching.json_lines import connect\n"
@@ -241,8 +238,5 @@ def test_a_job_leaves_no_detached_process():
 
 def test_a_job_that_does_not_end_is_killed(monkeypatch):
     monkeypatch.setattr(remote_job, "END_SECONDS", 0.3)
-    with (
-        pytest.raises(RunError, match=r"not ended 0\.3 s after"),
-        start_job(GREET + HANGS) as job,
-    ):
+    with pytest.raises(RunError, match=r"not ended 0\.3 s after"), start_job(GREET + HANGS) as job:
         job.end()

@@ -101,8 +101,6 @@ def test_what_is_no_record_is_refused_with_its_line(tmp_path, monkeypatch, lines
         open_record(tmp_path / "no" / "record", "step", {}, {}).__enter__()
 
 
-# ---- what a command opens --------------------------------------------------------------------
-
 NAME = socket.gethostname()
 
 
@@ -191,8 +189,6 @@ def test_two_commands_do_not_write_one_file(tmp_path):
     assert read_record(path).benchmark == "prove"
 
 
-# ---- what is documented ----------------------------------------------------------------------
-
 CHAPTER = documents.launchers.ROOT / "docs" / "benchmarks.md"
 
 
@@ -244,8 +240,6 @@ def test_a_row_is_a_cell_and_a_column_a_coordinate():
     assert second["median_low"] == second["median_high"] == ""
 
 
-# ---- nccl-tests -------------------------------------------------------------------------------
-
 HALF = ("time", "algbw", "busbw", "#wrong")
 
 
@@ -267,8 +261,7 @@ ROW = "%12d  %12d  %8s  %6s  %6d" + 2 * "  %7s  %6s  %6s  %6g"
 
 def test_lines_are_those_of_nccl_tests():
     lines = format_nccl_tests([make_timed(123.456e-6)]).splitlines()
-    heads = ("time", "algbw", "busbw", "#wrong")
-    assert NCCL_HEAD % ("size", "count", "type", "redop", "root", *heads, *heads) in lines
+    assert NCCL_HEAD % ("size", "count", "type", "redop", "root", *HALF, *HALF) in lines
     half = ("123.46", "8.49", "12.74", 0)
     assert ROW % (M, M // 4, "float", "sum", -1, *half, *half) in lines
 
@@ -334,9 +327,6 @@ def test_numbers_fit_their_columns_and_lose_no_more_than_they_must(value, width)
     # Half of the last digit; the difference of two numbers is rounded, too.
     assert float(text) == pytest.approx(value, rel=1e-3, abs=0.005 + 1e-12)
     assert format_number(1_063_830, 6) == "1e+06" and format_number(12_345_678, 7) == "1.2e+07"
-
-
-# ---- statistics ----------------------------------------------------------------------------------
 
 
 positive = st.floats(min_value=1e-3, max_value=1e3)

@@ -371,9 +371,6 @@ def test_bad_options_are_one_line(tmp_path):
         command.main([path, "--output", str(tmp_path / "a.html"), "--fit", path])
 
 
-# ---- in a browser --------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of one record that has everything with curves."""

@@ -127,9 +127,6 @@ def test_contenders_differ_in_nothing_but_what_they_compare(tmp_path):
     assert str(ROOT) not in contenders[MPIDDP].describe()
 
 
-# The report
-
-
 PLAN = QUANTITY.parse([]).plan
 
 
@@ -182,9 +179,6 @@ def test_a_link_is_the_file_that_it_leads_to(tmp_path, monkeypatch):
     Path("q.svg").symlink_to("p.png")
     with pytest.raises(ConfigurationError, match="named twice"):
         check_outputs(tuple(map(writes(PICTURE).read, ("p.png", "q.svg"))))
-
-
-# The command line
 
 
 def test_it_is_not_run_under_a_launcher(monkeypatch):
@@ -246,9 +240,6 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
     until(lambda: not is_alive(pid), "the end of the run")
 
 
-# Finding the cluster
-
-
 @pytest.fixture
 def beside(monkeypatch):
     """No allocation around the tests."""
@@ -264,9 +255,6 @@ def make_slurm(folder: Path, sinfo: str = "") -> str:
 
 def list_nodes(*rows: str) -> str:
     return "cat <<'ROWS'\n" + "\n".join(rows) + "\nROWS"
-
-
-IDLE = list_nodes(*(f"node{number} idle main*" for number in range(4)))
 
 
 @pytest.mark.parametrize(
@@ -303,12 +291,13 @@ def test_nodes_that_are_busy_count_and_each_counts_once(tmp_path, beside):
 
 
 def test_ranks_and_nodes_must_fit(tmp_path, beside):
+    idle = list_nodes(*(f"node{number} idle main*" for number in range(4)))
     for nodes, ranks, message in (
         (5, (5,), "--nodes 5: the cluster's default partition has usable 4"),
         (4, (4, 6), "--ranks 6 cannot be spread evenly over 4 nodes"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            srun.find_srun(make_slurm(tmp_path, IDLE), nodes, ranks)
+            srun.find_srun(make_slurm(tmp_path, idle), nodes, ranks)
 
 
 def test_inside_an_allocation_its_nodes_count(tmp_path, beside, monkeypatch):
@@ -407,9 +396,6 @@ def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
     four = make_group(4, (0.1, 0.1, 0.2))
     (target,) = judge([other, many, four], PLAN)
     assert (target.found, target.met) == ({"": pytest.approx(0.4)}, False)
-
-
-# Runs that a cluster loses
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -76,6 +77,18 @@ def test_what_is_not_faster_is_never_chosen(factor, noise, seed):
     assert judge(rule, slower, few).chosen == RULE
 
 
+def test_what_is_faster_by_chance_among_many_is_not_chosen():
+    """In 13 of 15 rounds one is faster, which says something of one and nothing of twenty."""
+    # In an order in which a round says nothing of the next one.
+    rounds = random.Random(5).sample([*(0.85 + place / 100 for place in range(13)), 1.03, 1.05], 15)
+    rule, ring = (replace(each, samples=(1.0,) * 15) for each in (make_rule(1), make_cell(RING, 1)))
+    lucky = replace(make_cell(DIRECT, 1), samples=tuple(rounds))
+    others = [make_cell(Way(f"ring:segments={parts}", MPI), 1) for parts in range(2, 20)]
+    alike = [replace(each, samples=ring.samples) for each in others]
+    assert judge(rule, ring, lucky).chosen == DIRECT
+    assert judge(rule, ring, lucky, *alike).chosen == RULE
+
+
 @pytest.mark.parametrize(
     ("shared", "chosen"), [(8e-6, DIRECT), (10e-6, DIRECT), (10.5e-6, RULE), (20e-6, RULE)]
 )
@@ -146,8 +159,6 @@ def test_the_fastest_two_of_each_size_are_measured_anew_beside_todays_choice():
     found = list_finalists([make_rule(1e-9), *fast, other, same, near])
     assert set(found) == {Way("ring", "auto"), Way("direct", MPI), Way("double-tree", MPI)}
 
-
-# ---- the command, on records ---------------------------------------------------------------
 
 SIZES = (64, 1024, 65536, 1 << 20)
 
@@ -237,9 +248,6 @@ def test_a_row_says_what_runs_today_what_is_best_and_what_is_chosen():
         "4", "KiB", "private", "one-shot", "over", "shared-memory", "12.3", "µs", "auto", "12.3",
         "µs", "the", "same", "12.3", "µs",
     ]  # fmt: skip
-
-
-# ---- the command, where the measurement is planted ------------------------------------------
 
 
 def plant(monkeypatch, measure) -> None:

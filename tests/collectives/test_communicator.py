@@ -132,6 +132,7 @@ def test_buffers_and_lengths_beyond_what_is_remembered_are_made_anew(can_copy):
             tensor.fill_(rank + 1)
             calls.run(request, tensor)
             assert tensor.eq(3).all()
+        assert len(calls._plans) == communicator.MOST_PLANS
 
     crew.run(part)
 

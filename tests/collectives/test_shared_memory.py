@@ -22,11 +22,7 @@ from hypothesis import strategies as st
 import launchers
 import mpiddp
 from mpiddp.collectives.transport import shared_memory as module
-from mpiddp.collectives.transport.shared_memory import (
-    MOST_FOREIGN,
-    SegmentAddress,
-    SharedMemory,
-)
+from mpiddp.collectives.transport.shared_memory import MOST_FOREIGN, SegmentAddress, SharedMemory
 from mpiddp.errors import ConfigurationError
 from mpiddp.process import memory_limits
 from mpiddp.process.memory_limits import ControlGroup, find_groups, find_shortage

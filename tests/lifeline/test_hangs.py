@@ -56,10 +56,12 @@ BUSY = stack(
     [
         ([COMPUTES, COMPUTES], ""),
         # One is behind, in whatever it is.
-        ([WAITS, WAITS, LOADS], (
+        ([(REDUCE, (done(), call(seconds=5.0))), WAITS, LOADS], (
             "rank 2 on node0 is behind: it has not entered all_reduce 57 (4,096 float32, "
             "train.py:80), in which ranks 0-1 have waited for 35 s; it is in DataLoader, data.py:12"
         )),
+        ([WAITS, (REDUCE, (done(57), call(58))), LOADS],
+         "rank 2 on node0 is behind: it has not entered all_reduce 57 …, in which rank 0 has …"),
         ([WAITS, STOPPED], "rank 1 … in which rank 0 has waited for 35 s; it is stopped (SIGSTOP)"),
         ([WAITS, HOLDS, COMPUTES],
          "ranks 1-2 are behind: they have not entered … they are in forward, model.py:5"),

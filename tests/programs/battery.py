@@ -251,11 +251,7 @@ def run(session: mpiddp.Session, *parts: str) -> dict[str, Any]:
             raise
         except Exception as error:
             wrong.append(f"{row}: {type(error).__name__}: {error}")
-    return {
-        "wrong": wrong,
-        "calls": len(rows),
-        "describe": described,
-    }
+    return {"wrong": wrong, "calls": len(rows), "describe": described}
 
 
 def run_on_nodes(session: mpiddp.Session, nodes: Sequence[int], *parts: str) -> dict[str, Any]:

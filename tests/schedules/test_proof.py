@@ -245,8 +245,6 @@ def test_rounds_out_of_order_are_refused():
     check_programs([(Round(0, (BACK,), (ONE,)),), (Round(0, (ONE,), (BACK,)),)])
 
 
-# ---- the proof and the oracle agree -------------------------------------------------------
-
 TIMINGS = range(6)
 
 

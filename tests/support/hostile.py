@@ -65,9 +65,6 @@ def limited() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-# ---- what reads them ----------------------------------------------------------------------
-
-
 def _prove(path: Path) -> None:
     for plan in read_plans(path):
         prove_plan(plan)
@@ -198,8 +195,6 @@ def make_good(name: str) -> bytes:
         KINDS[name].make(path)
         return path.read_bytes()
 
-
-# ---- what strangers make of them ----------------------------------------------------------
 
 VALUES: Mapping[str, str] = {
     "list": "[]", "object": "{}", "null": "null", "text": '"abc"', "negative": "-1", "zero": "0",

@@ -226,9 +226,6 @@ def furnish(cluster: slurm.Cluster) -> Iterator[Laboratory]:
             yield Laboratory(hosts, folder)
 
 
-# The document
-
-
 def make_table(found: Mapping[Cell, str]) -> str:
     """In Markdown; a cell that was not run is ABSENT."""
     columns = [*itertools.product(NETWORKS, PLACES)]

@@ -13,13 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp.schedules.schedule import (
-    Collective,
-    Rounds,
-    Schedule,
-    Transfer,
-    project,
-)
+from mpiddp.schedules.schedule import Collective, Rounds, Schedule, Transfer, project
 
 SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 SCATTERS = (Collective.REDUCE_SCATTER, Collective.REDUCE)
@@ -129,9 +123,6 @@ def run(schedule: Schedule, buffers: Sequence[np.ndarray], seed: int) -> list[np
         except StopIteration:
             order.remove(mover)
     return state.buffers
-
-
-# ---- what each collective promises --------------------------------------------------------
 
 
 def begins_with(schedule: Schedule, rank: int, chunk: int) -> bool:

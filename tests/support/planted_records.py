@@ -169,9 +169,7 @@ def make_pairs(
 
 
 def make_messages(
-    machine: Machine = MACHINE,
-    sizes: Sequence[int] = SIZES,
-    noise: float | None = None,
+    machine: Machine = MACHINE, sizes: Sequence[int] = SIZES, noise: float | None = None
 ) -> Iterator[Cell]:
     """Point-to-point within a node and between two, and additions.
 

@@ -56,9 +56,6 @@ def check(
     check_promises(schedule, before, after, partial(combine, operator=operator))
 
 
-# ---- schedules ----------------------------------------------------------------------------
-
-
 def list_variants(whole: Schedule) -> list[Schedule]:
     """The schedule, in parts too, and what can be made of its halves."""
     schedules = [whole, segment(whole, 3)]

@@ -55,9 +55,6 @@ class Clock:
         self._now += seconds
 
 
-# What happens to them
-
-
 def flip(path: Path, place: float) -> None:
     """A bit; ``place``: from 0 to 1."""
     content = bytearray(path.read_bytes())
