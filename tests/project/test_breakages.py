@@ -11,6 +11,7 @@ import pytest
 
 import breakages
 import launchers
+import mutants
 
 ENTRIES = breakages.load()
 
@@ -22,6 +23,16 @@ def test_each_breakage_changes_one_place():
     }
     assert {name: count for name, count in counts.items() if count != 1} == {}
     assert [each.name for each in ENTRIES if each.new == each.old] == []
+
+
+def test_each_equivalent_mutant_is_of_a_line_that_there_is():
+    rows = mutants.load_equivalents()
+    lines = {
+        (file, line.strip())
+        for file in {file for file, *_ in rows}
+        for line in (launchers.ROOT / file).read_text(encoding="utf-8").splitlines()
+    }
+    assert {row[:2] for row in rows} <= lines
 
 
 def find_lost(names: Iterable[str], found: Sequence[str]) -> list[str]:

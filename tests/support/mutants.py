@@ -294,15 +294,20 @@ def _name_function(test: str) -> str:
     return test.partition("[")[0].partition("@")[0]
 
 
-def draw(folder: str, count: int, seed: int) -> list[Mutant]:
-    """So many mutants of the file, or of the folder's modules, or all that there are."""
-    place = launchers.ROOT / folder
-    files = [place] if place.is_file() else sorted(place.rglob("*.py"))
-    known = {
+def load_equivalents() -> set[tuple[str, str, str]]:
+    """File, line, and what a mutant writes."""
+    return {
         (file, row["old"], row["new"])
         for file, rows in tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8")).items()
         for row in rows
     }
+
+
+def draw(folder: str, count: int, seed: int) -> list[Mutant]:
+    """So many mutants of the file, or of the folder's modules, or all that there are."""
+    place = launchers.ROOT / folder
+    files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+    known = load_equivalents()
     mutants = [
         mutant
         for file in files
