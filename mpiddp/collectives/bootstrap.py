@@ -232,9 +232,8 @@ def _reach(
         each = facts[other]
         if other != rank and not can_copy(each.process, each.token_address, each.token):
             reason = (
-                f"rank {rank} may not read and write rank {other}'s memory (process_vm_readv, "
-                "process_vm_writev; see kernel.yama.ptrace_scope, or the container's seccomp "
-                "profile)"
+                f"rank {rank} may not read or write rank {other}'s memory (process_vm_readv; see "
+                "kernel.yama.ptrace_scope, or the container's seccomp profile)"
             )
             return block, _Reach(copies=reason)
     return block, _Reach()
