@@ -13,7 +13,7 @@ import attempts
 import command
 import launchers
 from attempts import Campaign, Family, Fault, Finding, Record, read_campaign
-from families import FAMILIES
+from command import FAMILIES
 from laboratory import Laboratory
 
 CAMPAIGN = read_campaign()

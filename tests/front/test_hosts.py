@@ -483,10 +483,7 @@ def test_an_interruption_leaves_nothing_on_any_host(hosts, script, launcher):
 
 def check_nothing_left(hosts, mark: str) -> None:
     """Neither processes nor files, in 10 s."""
-    end = time.monotonic() + 10
-    while find_left(mark) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not find_left(mark)
+    launchers.until(lambda: not find_left(mark), "the end of all processes", 10)
     for name in ssh.NODES:
         assert not [*hosts.find_tmp(name).iterdir()], name
         assert hosts.cluster.must("exec", name, "ls", "/dev/shm").split() == [], name

@@ -40,8 +40,8 @@ time.sleep(1000)
 """
 
 
-def start(number: int, **more: str) -> mpiddp.Ranks:
-    return mpiddp.ranks(number, call_timeout=SECONDS, variables={"MPIDDP_WAIT": "sleep"}, **more)
+def start(number: int) -> mpiddp.Ranks:
+    return mpiddp.ranks(number, call_timeout=SECONDS, variables={"MPIDDP_WAIT": "sleep"})
 
 
 @pytest.mark.parametrize(
