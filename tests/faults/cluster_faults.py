@@ -33,8 +33,6 @@ SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Job:
-    """A batch job, or the tasks of an array, in a directory."""
-
     cluster: slurm.Cluster
     folder: Path
     identity: str

@@ -35,7 +35,6 @@ FAMILIES = {
     "node": Family(cluster.choose_node, cluster.attempt_node),
     "cancel": Family(cluster.choose_cancel, cluster.attempt_cancel),
 }
-"""By the faults' names in the campaign."""
 HEADINGS = (
     "fault (name)", "attempts", "passed", "detected in, median / worst", "lost steps, worst",
     "outcome",

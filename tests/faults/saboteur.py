@@ -27,8 +27,6 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """At which event on which rank something happens."""
-
     rank: int
     """That sees the event, and acts."""
     event: str
@@ -41,10 +39,8 @@ class Rule:
     action: str
     """A function of this module."""
     targets: tuple[int, ...] = ()
-    """Ranks that get the signal."""
     signal: int = 0
     target: str = ""
-    """The file that fills a disk."""
 
 
 @dataclass
@@ -52,7 +48,6 @@ class Place:
     folder: Path
     rank: int
     steps: int = 0
-    """Made by this process."""
     events: dict[Rule, int] = field(default_factory=dict)
 
 

@@ -919,18 +919,15 @@ def digest_words(words: Sequence[str]) -> str:
     return hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()
 
 
-FAILING = (
-    HELLO
-    + """
+FAILURE = """
 if count == "0" and rank == 1:
     raise RuntimeError("the first time it fails")
 """
-)
 
 
 @pytest.mark.by_default("openmpi")
 def test_ranks_that_failed_are_started_again(either_launcher, folder):
-    (folder / "failing.py").write_text(FAILING)
+    (folder / "failing.py").write_text(HELLO + FAILURE)
     with start(either_launcher, 2, ["--restarts", "1", "failing.py", "--lr", "1"]) as job:
         done = job.wait().expect(0)
     assert done.stderr.count("RuntimeError: the first time it fails") >= 1
@@ -974,7 +971,6 @@ def test_signals_reach_the_ranks(either_launcher, folder):
 
 
 def await_words(folder: Path, text: str) -> None:
-    """Wait until both ranks have written ``text``."""
     launchers.until(
         lambda: [path.read_text() for path in folder.glob("said-*")] == [text] * 2, f"{text!r}"
     )

@@ -478,11 +478,6 @@ def test_an_interruption_leaves_nothing_on_any_host(hosts, script, launcher):
     with start_waiting(hosts, script, mark=mark, launcher=launcher) as job:
         assert len(find_left(mark)) > 4
         assert interrupt(job) == 130
-    check_nothing_left(hosts, mark)
-
-
-def check_nothing_left(hosts, mark: str) -> None:
-    """Neither processes nor files, in 10 s."""
     launchers.until(lambda: not find_left(mark), "the end of all processes", 10)
     for name in ssh.NODES:
         assert not [*hosts.find_tmp(name).iterdir()], name

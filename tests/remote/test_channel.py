@@ -164,8 +164,6 @@ def test_memory_is_looked_up_for_large_parcels_only(monkeypatch):
 
 
 class Bomb:
-    """Shows that somebody has unpickled it."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

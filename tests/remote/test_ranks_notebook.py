@@ -23,7 +23,6 @@ MISTAKES = {
     "%%ranks future\n1": "future holds no ranks: write future = mpiddp.ranks(4)",
     "ranks.run(train, (n for n in ()))": "cannot pickle 'generator' object",
 }
-"""Cells, and what is said of them."""
 INTERRUPTED = """%%ranks
 import time
 time.sleep(1000)"""
@@ -73,7 +72,6 @@ def make_cell(number: int, source: str) -> dict[str, Any]:
 
 
 def execute(notebook: dict[str, Any], folder: Path) -> list[Any]:
-    """The cells of code, with what is shown below them."""
     file = folder / "notebook.ipynb"
     file.write_text(json.dumps(notebook))
     names = ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")

@@ -25,7 +25,6 @@ from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach, register
 
 STEPS = 6
 BUCKET_MEGABYTES = 0.05
-"""Small ones, so that there are several."""
 
 
 def make_model() -> nn.Module:

@@ -52,13 +52,11 @@ IN_STEP = {
     ],
 }
 IN_STEP["impi", 2] = IN_STEP["openmpi", 2]
-"""By launcher and number of ranks."""
 
 
 def train(
     pool: Pool, ways: list[dict[str, Any]], folder: Path | None = None
 ) -> list[list[dict[str, Any]]]:
-    """For each way what every rank says of it."""
     found = pool.call(served.run, ways, timeout=120, cwd=folder).values
     return [list(reports) for reports in zip(*found, strict=True)]
 
@@ -128,7 +126,7 @@ def test_a_worker_or_server_that_is_lost_ends_the_job(role, bound, tmp_path):
     ranks = 3 if role == "worker" else 2
     way = {
         "steps": 10**6, "servers": 1, "placement": "dedicated", "bound": bound,
-        "victim": 1, "how": "is stopped", "deadline": DEADLINE,
+        "victim": 1, "is_stopped": True, "deadline": DEADLINE,
     }  # fmt: skip
     program = [launchers.PROGRAMS / "served.py", json.dumps([way])]
     result = launchers.run("openmpi", ranks, program, cwd=tmp_path)

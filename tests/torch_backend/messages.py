@@ -158,7 +158,6 @@ CALLS = (
 
 
 def _compare(gloo: Side, ours: Side) -> list[str]:
-    """Every call on both sides; the differences."""
     compared = [
         differ(call.__name__, ours, found=call(ours), expected=expected)
         for call in CALLS

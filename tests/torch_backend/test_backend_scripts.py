@@ -93,7 +93,6 @@ LEFT = {
     ],
     refusals.compile_a_model: [1.0, 1.0, 0.0, 0.0, 0.0],
 }
-"""What each rank is left with."""
 
 
 @pytest.mark.parametrize(
