@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch  # noqa: F401 - the first tensor that comes would import it, which counts as seconds
 
 import called
 import launchers
