@@ -34,11 +34,8 @@ PROBLEM_CHARACTERS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One row of the table."""
-
     name: str
     title: str
-    """What happens, for the table."""
     attempts: int
     seconds: float
     """That one attempt takes, about, on two quiet cores."""
@@ -98,8 +95,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Family:
-    """The code of one fault."""
-
     choose: Callable[[random.Random, int, Mapping[str, Any]], dict[str, Any]]
     """Draws what an attempt does, as values that JSON can hold: dice, number, parameters."""
     attempt: Callable[[Mapping[str, Any], Laboratory, Path], Finding]
@@ -109,16 +104,12 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Finding):
-    """What is kept of an attempt."""
-
     fault: str
     number: int
     choice: dict[str, Any]
     passed: bool
     problem: str
-    """Empty, or why it has not passed."""
     seconds: float
-    """That the attempt took."""
 
 
 def make_attempt(

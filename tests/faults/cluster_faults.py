@@ -33,8 +33,6 @@ SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Job:
-    """A batch job, or the tasks of an array, in a directory."""
-
     cluster: slurm.Cluster
     folder: Path
     identity: str
@@ -65,10 +63,9 @@ class Job:
 
     def await_rows(self, run: str, count: int, attempt: int = 1) -> None:
         """Until the run whose name ends so has as many rows of an attempt, counted from 1."""
-        end = time.monotonic() + SECONDS
-        while count_rows(self.folder, run, attempt) < count:
-            assert time.monotonic() < end, "\n".join(self.records())
-            time.sleep(0.05)
+        launchers.until(
+            lambda: count_rows(self.folder, run, attempt) >= count, f"rows of {self}", SECONDS
+        )
 
 
 def count_rows(folder: Path, run: str = "", attempt: int | None = None) -> int:
@@ -94,8 +91,7 @@ def submit(cluster: slurm.Cluster, folder: Path, *words: str, **variables: str) 
         yield job
     finally:
         cluster.ask("scancel", "--full", job.identity)
-        while cluster.ask("squeue", "--noheader"):
-            time.sleep(0.1)
+        launchers.until(lambda: not cluster.ask("squeue", "--noheader"), "the job to be gone")
 
 
 # Preempted jobs
@@ -216,7 +212,7 @@ def attempt_node(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path
 
 def break_node(choice: Mapping[str, Any], cluster: slurm.Cluster, job: Job) -> None:
     """Until the job was restarted, or longer."""
-    node, end = choice["node"], time.monotonic() + SECONDS
+    node = choice["node"]
     way_back = "revive" if choice["way"] == "lost" else "heal"
     processes = find_on_node(node, job) if way_back == "heal" else []
     try:
@@ -225,9 +221,7 @@ def break_node(choice: Mapping[str, Any], cluster: slurm.Cluster, job: Job) -> N
         for process in processes:
             os.kill(process, signal.SIGSTOP)
         cluster.must("kill" if way_back == "revive" else "cut", node)
-        while "restart 1 of 2" not in job.read_output():
-            assert time.monotonic() < end, job.read_output()[-3000:]
-            time.sleep(0.1)
+        launchers.until(lambda: "restart 1 of 2" in job.read_output(), "a restart", SECONDS)
         if way_back == "heal":
             job.await_rows("", 1, attempt=2)
     finally:

@@ -75,7 +75,6 @@ def read_end(run: Path) -> End:
 
 
 def check_equal(found: End, expected: End) -> None:
-    """The same rows, and bitwise the same state."""
     assert found.rows == expected.rows, f"rows differ: {found.rows} {expected.rows}"
     differing = [
         name
@@ -142,7 +141,6 @@ class Training:
             return watch_end(job, self.await_fired(job)["time"]), job.wait()
 
     def read_fired(self) -> dict[str, Any] | None:
-        """When and where the saboteur acted."""
         path = self.folder / "fired.json"
         with contextlib.suppress(OSError, ValueError):
             found: dict[str, Any] = json.loads(path.read_text())
@@ -161,7 +159,6 @@ class Training:
         return found
 
     def read_outcome(self) -> dict[str, Any]:
-        """What ``outcome.json`` says; empty where there is none."""
         return read_outcome(self.run) or {}
 
 

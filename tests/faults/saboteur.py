@@ -27,8 +27,6 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """At which event on which rank something happens."""
-
     rank: int
     """That sees the event, and acts."""
     event: str
@@ -39,12 +37,10 @@ class Rule:
     count: int = 1
     """At which of these events of a process, counted from 1."""
     action: str
-    """A function of `ACTIONS`."""
+    """A function of this module."""
     targets: tuple[int, ...] = ()
-    """Ranks that get the signal."""
     signal: int = 0
     target: str = ""
-    """The file that fills a disk."""
 
 
 @dataclass
@@ -52,7 +48,6 @@ class Place:
     folder: Path
     rank: int
     steps: int = 0
-    """Made by this process."""
     events: dict[Rule, int] = field(default_factory=dict)
 
 
@@ -93,14 +88,6 @@ def fail_for_quota(rule: Rule, place: Place) -> None:
     raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
 
-ACTIONS = {
-    function.__name__: function
-    for function in (
-        note_only, send_signals, spin, hold_lock, fill_disk, fail_for_quota,
-    )
-}  # fmt: skip
-
-
 def note(rule: Rule, place: Place) -> None:
     """One event that the rule is about; the file is made once."""
     place.events[rule] = place.events.get(rule, 0) + 1
@@ -113,7 +100,7 @@ def note(rule: Rule, place: Place) -> None:
     content = {"time": time.time(), "step": place.steps, "rank": place.rank}
     os.write(descriptor, json.dumps(content).encode())
     os.close(descriptor)
-    ACTIONS[rule.action](rule, place)
+    globals()[rule.action](rule, place)
 
 
 def watch_files(rules: list[Rule], place: Place) -> None:

@@ -13,7 +13,7 @@ import attempts
 import command
 import launchers
 from attempts import Campaign, Family, Fault, Finding, Record, read_campaign
-from families import FAMILIES
+from command import FAMILIES
 from laboratory import Laboratory
 
 CAMPAIGN = read_campaign()
@@ -102,22 +102,24 @@ def check(fault: str, wanted: dict[str, Any], laboratory: Laboratory) -> Record:
     return record
 
 
+ATTEMPTS = (
+    ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
+    ("kill", {"launcher": "mpich", "moment": "start"}),
+    ("disk", {"kind": "full", "policy": "continue"}),
+    ("disk", {"kind": "quota", "policy": "stop"}),
+    ("signal", {"way": "one rank"}),
+    ("signal", {"way": "start-up"}),
+    ("still", {"way": "stopped", "victim": 0}),
+    ("endless", {"action": "spin"}),
+)
+SAVE = ("save", {"point": "shards"})
+
+
 @pytest.mark.mpi
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("fault", "wanted"),
-    [
-        ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
-        ("kill", {"launcher": "mpich", "moment": "start"}),
-        ("save", {"point": "shards"}),
-        ("disk", {"kind": "full", "policy": "continue"}),
-        ("disk", {"kind": "quota", "policy": "stop"}),
-        ("signal", {"way": "one rank"}),
-        ("signal", {"way": "start-up"}),
-        ("still", {"way": "stopped", "victim": 0}),
-        ("endless", {"action": "spin"}),
-    ],
+    [SAVE, *(pytest.param(*each, marks=pytest.mark.long) for each in ATTEMPTS)],
 )
 def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Laboratory) -> None:
     record = check(fault, wanted, laboratory)

@@ -290,7 +290,10 @@ def attempt_still(choice: Mapping[str, Any], laboratory: Laboratory, folder: Pat
     options = (*SAVING, "--lifeline-timeout", str(choice["seconds"]))
     if choice["way"] == "stopped":
         training = Training(folder, choice["ranks"], options)
-        times, output = stop_rank(training, choice)
+        rule = make_signal(choice["victim"], signal.SIGSTOP, event="step", count=choice["step"])
+        times, result = training.break_off(rule)
+        assert result.returncode in CODES, result
+        output = result.output
         _, lost = laboratory.go_on(training)
     else:
         with laboratory.cluster() as cluster:
@@ -303,13 +306,6 @@ def attempt_still(choice: Mapping[str, Any], laboratory: Laboratory, folder: Pat
     for rank in named:
         assert re.search(rf"mpiddp: rank {rank} of \d on \S+ was lost", output), output
     return Finding("named, resumed, bitwise equal", times.detected, times.gone, lost)
-
-
-def stop_rank(training: Training, choice: Mapping[str, Any]) -> tuple[Times, str]:
-    rule = make_signal(choice["victim"], signal.SIGSTOP, event="step", count=choice["step"])
-    times, result = training.break_off(rule)
-    assert result.returncode in CODES, result
-    return times, result.output
 
 
 def cut_link(

@@ -1,5 +1,6 @@
 """What Slurm says of a job."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,8 @@ def test_an_allocation_is_put_together():
     ],
 )
 def test_what_contradicts_is_refused(changed, part):
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match=re.escape(part)):
         allocation.read_allocation(Record(2), {**VARIABLES, **changed})
-    assert part in str(caught.value)
 
 
 def test_the_states_of_nodes():
@@ -172,9 +172,8 @@ def test_a_request_is_fulfilled(given, asked, ranks, cores):
     ],
 )
 def test_a_request_that_cannot_be_fulfilled(asked, part):
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match=re.escape(part)):
         choose_layout(FOUR, asked)
-    assert part in str(caught.value)
 
 
 @given(st.integers(1, 64), st.lists(st.integers(1, 16), min_size=1, max_size=6))

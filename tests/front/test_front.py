@@ -181,6 +181,7 @@ def dry(folder, monkeypatch, capsys):
 
     def read(*words: str) -> list[str]:
         assert call(["--dry-run", *words], monkeypatch) == 0
+        assert not (folder / "state").exists()
         return launchers.read_words(shlex.split(capsys.readouterr().out))
 
     return read
@@ -199,7 +200,7 @@ def test_a_prefix_reaches_the_ranks(dry, monkeypatch):
         ("-m mpiddp", "./train :", "./train :"),
         ("-um mpiddp", "-m mpiddp.train :", "train :"),
         ("/bin/mpiddp", "-- -odd.py", "-- -odd.py"),
-        ("-B -X dev -Wdefault -m mpiddp", "-m this x", "-m this x"),
+        ("-B -X dev -Wdefault -m mpiddp", "-mthis x", "-m this x"),
         ("--check-hash-based-pycs always -mmpiddp", "doctor -u", "doctor -u"),
     ],
 )
@@ -247,6 +248,12 @@ def test_a_rank_starts_no_ranks_and_a_version_needs_none(folder):
     assert "-n is for what starts ranks, and this process is one" in done.stderr
     done = run("-n", "2", "--version")
     assert (done.returncode, done.stdout) == (0, f"mpiddp {mpiddp.__version__}\n")
+
+
+def test_all_of_the_launchers_options_stand_before_the_number_of_ranks(dry):
+    words = dry("-n", "2", "--launcher-options", "-x 'A B'", "--launcher-options=-v", "hello.py")
+    at = words.index("-x")
+    assert words[at : at + 5] == ["-x", "A B", "-v", "-n", "2"]
 
 
 def test_a_policy_of_the_user_replaces_ours_since_open_mpi_refuses_two():
@@ -310,6 +317,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
+        ("-n x hello.py", "-n: expected auto or an integer from 1 to 1000000000"),
         ("-n 2 -n 3 hello.py", "-n is given twice"),
         ("-n", "-n expects a value, N: Ranks; or auto"),
         ("-n 2 --hlep x", "unknown option --hlep (did you mean --help?)"),
@@ -339,6 +347,8 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
         ("-n 2 --timeout 3 train", "--timeout belongs after train"),
         ("-n 2 stacks", "stacks starts no ranks"),
         ("train -n 2 --data toy", "-n stands after train: put it before\n"),
+        ("hello.py -n 2", "-n stands after hello.py, so it would go to the script"),
+        ("-n 2 --dry-run=yes hello.py", "--dry-run takes no value"),
         ("--nodes 2 hello.py", "--nodes counts the nodes of a job"),
         ("--launcher /no/mpirun hello.py", "'/no/mpirun' is not a program"),
         ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
@@ -548,7 +558,7 @@ def test_all_ranks_are_started_again_until_they_succeed(folder, monkeypatch, cap
     assert "exit code 1: " in said and "restart 2 of 3" in said
 
 
-@pytest.mark.parametrize("code", [0, 5, 75])
+@pytest.mark.parametrize("code", [0, 2, 3, 5, 75, 130])
 def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch, capsys, code):
     attempts = Attempts(monkeypatch, Exit(code), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == code
@@ -556,7 +566,7 @@ def test_what_would_end_in_the_same_way_is_not_started_again(folder, monkeypatch
     # A script may have chosen the code, and its user waits for a restart.
     said = f"mpiddp: attempt ended with exit code {code}: ", "; there is no restart after this code"
     err = capsys.readouterr().err
-    assert all((part in err) == (code == 5) for part in said)
+    assert all((part in err) == (code in (2, 3, 5)) for part in said)
     # Nor where the outcome says so, whatever the launcher's code is.
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": code}), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == code
@@ -909,18 +919,15 @@ def digest_words(words: Sequence[str]) -> str:
     return hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()
 
 
-FAILING = (
-    HELLO
-    + """
+FAILURE = """
 if count == "0" and rank == 1:
     raise RuntimeError("the first time it fails")
 """
-)
 
 
 @pytest.mark.by_default("openmpi")
 def test_ranks_that_failed_are_started_again(either_launcher, folder):
-    (folder / "failing.py").write_text(FAILING)
+    (folder / "failing.py").write_text(HELLO + FAILURE)
     with start(either_launcher, 2, ["--restarts", "1", "failing.py", "--lr", "1"]) as job:
         done = job.wait().expect(0)
     assert done.stderr.count("RuntimeError: the first time it fails") >= 1
@@ -964,7 +971,6 @@ def test_signals_reach_the_ranks(either_launcher, folder):
 
 
 def await_words(folder: Path, text: str) -> None:
-    """Wait until both ranks have written ``text``."""
     launchers.until(
         lambda: [path.read_text() for path in folder.glob("said-*")] == [text] * 2, f"{text!r}"
     )

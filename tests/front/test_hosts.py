@@ -124,7 +124,7 @@ def test_this_machine_alone_needs_other_ssh(case, tmp_path, monkeypatch):
 
 
 PLANS = {
-    "a:2,b:2": ({}, "a:2,b:2"),
+    "a:3,b:1": ({}, "a:3,b:1"),
     "a:4,b:4,c:4": ({"nodes": 2}, "a:4,b:4"),
     "a:8,b:2": ({"ranks": 10, "without": ["a"]}, "b:2"),
     "a:2,b:2,c:2": ({"without": [], "silent": ["b"]}, "a:2,c:2"),
@@ -241,6 +241,9 @@ def test_debian_lets_a_host_find_itself_at_a_loopback(there, here, is_told):
     answer = {"same": {}, "unreached": {}, "addresses": {"a": there}}
     own = {"same": {}, "addresses": {"a": here}}
     assert bool([*reachability._compare(answer, own, ())]) == is_told
+    # Of one that has not answered itself nothing is told of others.
+    silent = {**answer, "unreached": {"a": "timed out"}}
+    assert not [*reachability._compare(silent, own, ("a",))]
 
 
 def test_a_host_under_two_names_is_refused():
@@ -258,6 +261,14 @@ def other_ssh(tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
 
     return write
+
+
+def test_a_host_that_never_answers_is_told_after_its_time(other_ssh):
+    # It ends as it would at that time, by what is above it.
+    above = '"$(tr "\\0" " " </proc/$PPID/cmdline)"'
+    other_ssh(f'case {above} in "timeout --signal=KILL 25 ssh "*) kill -KILL $$;; esac')
+    answers = reachability.ask_hosts(["10.99.0.1"], Question((sys.executable,)))
+    assert answers.problems == {"10.99.0.1": ("no answer within 25 s",)}
 
 
 def test_a_thousand_hosts_that_refuse_are_one_line_in_seconds(other_ssh):
@@ -467,15 +478,7 @@ def test_an_interruption_leaves_nothing_on_any_host(hosts, script, launcher):
     with start_waiting(hosts, script, mark=mark, launcher=launcher) as job:
         assert len(find_left(mark)) > 4
         assert interrupt(job) == 130
-    check_nothing_left(hosts, mark)
-
-
-def check_nothing_left(hosts, mark: str) -> None:
-    """Neither processes nor files, in 10 s."""
-    end = time.monotonic() + 10
-    while find_left(mark) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not find_left(mark)
+    launchers.until(lambda: not find_left(mark), "the end of all processes", 10)
     for name in ssh.NODES:
         assert not [*hosts.find_tmp(name).iterdir()], name
         assert hosts.cluster.must("exec", name, "ls", "/dev/shm").split() == [], name

@@ -174,7 +174,6 @@ def test_an_abort_that_no_rank_explains_is_shown(said):
 
 
 def show(text: str) -> str:
-    """What is shown of a text that comes at once."""
     messages = MessageFilter()
     return (messages.add(text.encode()) + messages.release(at_end=True)).decode()
 

@@ -32,7 +32,6 @@ COMMANDS = (
     f"git -C {ROOT} log -1 --oneline; git -C {ROOT} status --short | head",
 )
 SECONDS = 10
-"""For each command."""
 # Linux: net/if.h, bits/ioctls.h.
 GET_FLAGS, SET_FLAGS, IS_UP, REQUEST = 0x8913, 0x8914, 1, struct.Struct("16sh22x")
 

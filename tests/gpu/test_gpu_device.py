@@ -4,6 +4,7 @@ import re
 import socket
 
 import pytest
+import torch
 
 import launchers
 from doctors import examine
@@ -83,8 +84,6 @@ def test_two_ranks_share_a_real_gpu_only_when_asked(gpu, launcher_of_several):
 
 
 def test_the_doctor_examines_a_real_gpu(gpu, tmp_path):
-    import torch
-
     reading = examine("alone", 1, cwd=tmp_path, env=gpu)
     # One rank is too few for a machine that has more, and its name may be unknown.
     expected = {"GPUs": "warn"} if gpus.count_files() > 1 else {}

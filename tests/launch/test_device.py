@@ -179,7 +179,7 @@ def machine(tmp_path, monkeypatch):
         ("4 of NVIDIA", "cuda", {}, 4),
         ("4 of NVIDIA", "cuda", {"CUDA_VISIBLE_DEVICES": " 3 , 1 "}, 2),
         ("4 of NVIDIA", "cuda", {"CUDA_VISIBLE_DEVICES": "0,4,1"}, 1),
-        ("4 of NVIDIA", "cuda", {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, 2),
+        ("4 of NVIDIA", "cuda", {"CUDA_VISIBLE_DEVICES": "GPU-a,MIG-b,-1,GPU-c"}, 2),
         ("4 of NVIDIA", "cuda", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
         # As Slurm sets them if gres.conf does not name the maker.
         ("4 of NVIDIA", "", {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0"}, 1),

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import tqdm
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
 import mpiddp
+from mpiddp.launch.mpi.control import count_exchanges
+from mpiddp.lifeline.stacks.flight_recorder import read_record
+from mpiddp.remote.call import Call
+from mpiddp.remote.channel import Channel
 
 NAPS = 0.01
 heard: list[int] = []
@@ -23,8 +32,6 @@ heard: list[int] = []
 
 def expire_when(patch: Any, is_due: Callable[[Any], object]) -> None:
     """In the caller: the time of a call is up once ``is_due(call)``, however long that takes."""
-    from mpiddp.remote.call import Call
-
     step = Call._step
 
     def expire(call: Call, until: float) -> bool:
@@ -46,9 +53,6 @@ def nothing() -> None:
 
 def describe(first: Any, *, second: Any) -> tuple[Any, ...]:
     """Its arguments, and a sum over all ranks."""
-    import torch
-    from torch import distributed
-
     rank = find_rank()
     tensor = torch.full((3,), float(rank))
     distributed.all_reduce(tensor)
@@ -72,8 +76,6 @@ def print_block(size: int) -> None:
 
 
 def show_progress() -> None:
-    import tqdm
-
     if find_rank() == 0:
         for _ in tqdm.tqdm(range(3), mininterval=0, ascii=True):
             pass
@@ -116,8 +118,6 @@ class OddNotesError(Exception):
 def make_error(kind: str) -> BaseException:
     """An exception of a kind that is hard to hand over."""
     if kind == "tensor":
-        import torch
-
         return ValueError(torch.arange(5000))
     if kind == "foreign":
         module = sys.modules["only_on_ranks"] = types.ModuleType("only_on_ranks")
@@ -196,8 +196,6 @@ def refuse_interrupts() -> None:
 
 def list_limits() -> list[float | None]:
     """How long each connection to the caller waits for it, in seconds."""
-    from mpiddp.remote.channel import Channel
-
     channels = [each for each in gc.get_objects() if type(each) is Channel]
     return [each.connection.gettimeout() for each in channels if each.fileno() >= 0]
 
@@ -228,9 +226,6 @@ def start_another_session() -> None:
 
 def train(folder: Path) -> tuple[float, float, list[str]]:
     """DDP, mpiddp's own collectives and a checkpoint."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
     with mpiddp.init() as session:
         torch.manual_seed(1)
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
@@ -247,38 +242,28 @@ def train(folder: Path) -> tuple[float, float, list[str]]:
 
 def fit(options: dict[str, Any]) -> tuple[str, Any, list[float]]:
     """Train with `mpiddp.training.Trainer`. Returns the backend, and what came of it."""
-    import torch
-
     trainer = mpiddp.training.Trainer(**options)
     row = trainer.fit()
     total = torch.ones(3) * find_rank()
-    torch.distributed.all_reduce(total)
+    distributed.all_reduce(total)
     assert trainer.session is mpiddp.init()
-    return type(torch.distributed.group.WORLD).__name__, row.parameters, total.tolist()
+    return type(distributed.group.WORLD).__name__, row.parameters, total.tolist()
 
 
 def gather_on(rank: int) -> None:
     """A collective that one rank alone calls, and does not wait for."""
-    import torch
-    from torch import distributed
-
     if find_rank() == rank:
         distributed.all_reduce(torch.ones(1), async_op=True)
 
 
 def reduce_again() -> None:
     """Collectives without an end, with all ranks."""
-    import torch
-    from torch import distributed
-
     while True:
         distributed.all_reduce(torch.ones(1000))
 
 
 def leave_calls() -> None:
     """Collectives that no rank waits for, and some ranks begin late."""
-    import torch
-
     mpiddp.all_reduce(torch.ones(1))
     time.sleep(0.1 * find_rank())
     for _ in range(20):
@@ -287,12 +272,6 @@ def leave_calls() -> None:
 
 def ask_alone(folder: Path) -> None:
     """Rank 0 calls a collective of torch's group, and rank 1 one of the session: each waits."""
-    import torch
-    from torch import distributed
-
-    from mpiddp.launch.mpi.control import count_exchanges
-    from mpiddp.lifeline.stacks.flight_recorder import read_record
-
     session = mpiddp.init()
     # The group's first call prepares it.
     distributed.all_reduce(torch.ones(1000))
@@ -312,8 +291,6 @@ def ask_alone(folder: Path) -> None:
 
 
 def destroy_group() -> None:
-    from torch import distributed
-
     distributed.destroy_process_group()
 
 
@@ -336,6 +313,4 @@ def look_around() -> tuple[str, str | None, str, list[str]]:
 
 
 def make_zeros(count: int) -> Any:
-    import torch
-
     return torch.zeros(count)

@@ -6,25 +6,23 @@ import signal
 import time
 
 import numpy as np
+import torch
+from torch import distributed
 
 import mpiddp
 
 
 def look(weights: np.ndarray) -> tuple[str, float, np.ndarray]:
     """The rank's node, a sum over the ranks, and an array that comes back changed."""
-    import torch
-
     session = mpiddp.init()
     total = torch.ones(1) * session.world.rank
-    torch.distributed.all_reduce(total)
+    distributed.all_reduce(total)
     print("here is rank", session.world.rank)
     return session.world.hostname, float(total), weights * session.world.rank
 
 
 def end_rank(rank: int) -> None:
     """Kill one rank, while the others wait for it."""
-    from torch import distributed
-
     if mpiddp.init().world.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     distributed.barrier()

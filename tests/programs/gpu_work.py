@@ -52,7 +52,7 @@ def come_late(session: mpiddp.Session, seconds: float) -> list[float]:
     tensor = torch.full((1000,), 1.0 + session.world.rank, device=session.device)
     if session.world.rank == 1:
         time.sleep(seconds)
-    mpiddp.all_reduce(tensor, "ring")
+    tensor = mpiddp.all_reduce(tensor, "ring", async_op=True).wait()
     group = distributed.new_group()
     distributed.all_reduce(tensor, group=group)
     distributed.destroy_process_group(group)

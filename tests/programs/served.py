@@ -95,8 +95,8 @@ class Way:
     longest: int | None = None
     """Bytes of an MPI message."""
     victim: int | None = None
-    how: str = ""
-    """What happens to that rank soon: nothing if it is late at the end of the epoch."""
+    is_stopped: bool = False
+    """Whether that rank is stopped soon; else it is late at the end of the epoch."""
     deadline: float = 60.0
     """Seconds after which the others give it up."""
     is_busy: bool = False
@@ -104,15 +104,14 @@ class Way:
 
     def lose(self) -> None:
         Path("failed").write_text(str(time.time()))
-        kinds = {"is killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}
-        os.kill(os.getpid(), kinds[self.how])
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def work(way: Way, rank: int, place: int, model: nn.Module, serving: Serving) -> None:
     samples = torch.Generator().manual_seed(place)
     dice = random.Random(rank)
     for step in range(way.steps):
-        if rank == way.victim and step == SOON_STEPS and way.how:
+        if rank == way.victim and step == SOON_STEPS and way.is_stopped:
             way.lose()
         if rank == way.sleeper and 5 <= step < 5 + way.sleeps:
             time.sleep(way.sleep)
@@ -189,10 +188,10 @@ def train(way: Way, session: Session) -> dict[str, object]:
     session.comm.Barrier()
     if rank in roles.workers:
         work(way, rank, roles.workers.index(rank), model, serving)
-    elif rank == way.victim and way.how:
+    elif rank == way.victim and way.is_stopped:
         time.sleep(SOON)
         way.lose()
-    is_late = way.victim is not None and not way.how
+    is_late = way.victim is not None and not way.is_stopped
     said = miss(way.victim, session, serving) if is_late else serving.finish_epoch()
     serving.settle()
     serving.close()

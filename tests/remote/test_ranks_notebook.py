@@ -1,8 +1,9 @@
-"""The notebook about ranks, run by a real Jupyter kernel; and what goes wrong in such cells."""
+"""Ranks in a real Jupyter kernel, and what goes wrong in cells; and on nodes of a real cluster."""
 
 import json
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,6 @@ MISTAKES = {
     "%%ranks future\n1": "future holds no ranks: write future = mpiddp.ranks(4)",
     "ranks.run(train, (n for n in ()))": "cannot pickle 'generator' object",
 }
-"""Cells, and what is said of them."""
 INTERRUPTED = """%%ranks
 import time
 time.sleep(1000)"""
@@ -72,7 +72,6 @@ def make_cell(number: int, source: str) -> dict[str, Any]:
 
 
 def execute(notebook: dict[str, Any], folder: Path) -> list[Any]:
-    """The cells of code, with what is shown below them."""
     file = folder / "notebook.ipynb"
     file.write_text(json.dumps(notebook))
     names = ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")
@@ -151,3 +150,26 @@ def test_the_notebook_trains_fails_and_starts_again_in_a_real_kernel(folder: Pat
     assert ">lost<" in read_html(ended)
     assert "waiting" in read_text(again) and read_text(gone) == "[0-1] False"
     assert read_text(close) == ""
+
+
+@pytest.mark.slurm
+def test_functions_run_on_the_ranks_of_two_nodes(slurm_cluster, tmp_path):
+    """Called from the shell of an allocation."""
+    around = [str(shutil.which("salloc")), "--quiet", "--nodes=2", "--ntasks-per-node=2"]
+    around += ["--nodelist=node[1-2]"]
+    words = (*around, sys.executable, launchers.PROGRAMS / "calling.py")
+    env = {**launchers.WAITING, **slurm_cluster.environment()}
+    done = launchers.execute(*words, env=env, cwd=tmp_path, timeout=170).expect(0)
+    *printed, last = launchers.drop_gloo_lines(done.stdout).splitlines()
+    found = json.loads(last)
+    nodes = ["node1", "node2"]
+    assert found["hosts"] == nodes
+    assert found["seen"] == [[node, 1.0] for node in nodes]
+    assert found["equal"] == [True] * 2
+    assert "ranks 0-1" in found["stacks"]
+    # Of both calls of look.
+    assert sorted(printed) == sorted(2 * [f"[{rank}] here is rank {rank}" for rank in range(2)])
+    assert list(found["lost"]) == ["1"]
+    assert "rank 1 of 2 on node2 was lost: it was killed by SIGKILL" in found["lost"]["1"]
+    assert found["again"] == nodes
+    assert slurm_cluster.ask("squeue", "-h") == ""

@@ -25,7 +25,6 @@ from mpiddp.sync.ddp_hook import ScheduleHook, Synchronization, attach, register
 
 STEPS = 6
 BUCKET_MEGABYTES = 0.05
-"""Small ones, so that there are several."""
 
 
 def make_model() -> nn.Module:
@@ -195,6 +194,15 @@ def test_an_algorithm_that_makes_another_schedule_on_each_rank_is_refused(pool):
     """All messages would have the same lengths, and sums would be wrong in silence."""
     for said in pool("openmpi", 2).call(differ).values:
         assert said.startswith("the schedule of drawn must be the same on all ranks, but it d")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_rank_alone_has_its_own_gradients_rounded_or_not(dtype):
+    communicator, third = Crew([0]).communicators[0], torch.full((3,), 1 / 3)
+    how = Synchronization("auto", wire_dtype=dtype, overlap=True)
+    hook = ScheduleHook(how, communicator, on_gpu=False)
+    found = hook.synchronize(None, SimpleNamespace(buffer=third.clone)).wait()
+    assert torch.equal(found, third.to(dtype).float())
 
 
 def test_a_transport_that_is_not_possible_is_refused_before_the_first_step():

@@ -52,13 +52,11 @@ IN_STEP = {
     ],
 }
 IN_STEP["impi", 2] = IN_STEP["openmpi", 2]
-"""By launcher and number of ranks."""
 
 
 def train(
     pool: Pool, ways: list[dict[str, Any]], folder: Path | None = None
 ) -> list[list[dict[str, Any]]]:
-    """For each way what every rank says of it."""
     found = pool.call(served.run, ways, timeout=120, cwd=folder).values
     return [list(reports) for reports in zip(*found, strict=True)]
 
@@ -128,7 +126,7 @@ def test_a_worker_or_server_that_is_lost_ends_the_job(role, bound, tmp_path):
     ranks = 3 if role == "worker" else 2
     way = {
         "steps": 10**6, "servers": 1, "placement": "dedicated", "bound": bound,
-        "victim": 1, "how": "is stopped", "deadline": DEADLINE,
+        "victim": 1, "is_stopped": True, "deadline": DEADLINE,
     }  # fmt: skip
     program = [launchers.PROGRAMS / "served.py", json.dumps([way])]
     result = launchers.run("openmpi", ranks, program, cwd=tmp_path)
@@ -219,6 +217,7 @@ def test_shards_are_alike_and_their_pieces_are_cut_at_borders():
         (4, 3, True, ((1, 2, 3), (0,))),
         (2, 2, True, "2 dedicated servers leave no worker on 2 ranks: .* or use --server-place"),
         (2, 3, True, "3 dedicated servers leave no worker on 2 ranks: .* use 2 --servers or fewer"),
+        (2, 3, False, "3 servers need as many ranks, found 2: .* or fewer --servers"),
     ],
 )
 def test_the_last_ranks_serve(size, servers, dedicated, expected):
@@ -366,15 +365,16 @@ def test_time_in_which_nobody_could_look_does_not_count():
     assert clock.pass_until(1009.5) == [1, 2]
 
 
-def test_parameters_without_a_gradient_have_zeros() -> None:
+def test_parameters_without_a_gradient_have_zeros_and_frozen_ones_no_place() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    module[0].bias.requires_grad_(False)
     flat = FlatModel(module)
     # The first layer has no part in the second step.
     for part, width in ((module, 3), (module[1], 4)):
         flat.let_go_of_gradients()
         torch.autograd.backward(part(torch.ones(1, width)).sum())
         flat.collect_gradients()
-    assert torch.equal(flat.gradients, torch.tensor([0.0] * 16 + [1.0] * 10))
+    assert torch.equal(flat.gradients, torch.tensor([0.0] * 12 + [1.0] * 10))
 
 
 def test_moments_are_loaded_from_a_checkpoint_and_options_stay() -> None:

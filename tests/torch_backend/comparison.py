@@ -45,8 +45,6 @@ SCATTER_ONE = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 SHAPES = ((), (0,), (0, 3))
 LONG_SHAPES = ((1000,), (400_000,))
 """More than fits a mailbox, and several pieces of a message."""
-REFUSALS = (RuntimeError, ValueError, TypeError)
-"""What torch's users expect from a call that is refused."""
 
 
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,11 +79,6 @@ class Side:
     def is_gloo(self) -> bool:
         return bool(dist.get_backend(self.group) == "gloo")
 
-    @property
-    def is_part(self) -> bool:
-        """Whether the group has backends beside ours, and torch stands before the works of all."""
-        return not self.is_gloo and type(self.group) is dist.ProcessGroup
-
     def fill(self, *shape: int, seed: int = 0) -> torch.Tensor:
         """An input of this rank: of ``shape``, by default the side's, in its layout and type."""
         sizes = shape or self.shape
@@ -106,7 +99,6 @@ class Side:
         return torch.ones_like(self.fill(*shape))
 
     def call(self, function: Callable[..., Any], *values: Any, **options: Any) -> None:
-        """Make a call in this group, and wait for it."""
         if self.how == "at once" or self.is_gloo:
             # Gloo's reduce-scatter never says that it is complete, unless it is waited for.
             function(*values, group=self.group, **options)
@@ -114,7 +106,8 @@ class Side:
         work = function(*values, group=self.group, async_op=True, **options)
         if self.how == "future":
             work.get_future().then(lambda future: future.value()).wait()
-        elif self.how == "polled" and not self.is_part:
+        elif self.how == "polled" and type(self.group) is not dist.ProcessGroup:
+            # If it has backends beside ours, torch stands before the works of all.
             while not work.is_completed():
                 time.sleep(0.001)
             work.wait()
@@ -122,7 +115,6 @@ class Side:
             work.wait(WAIT)
 
     def reduces(self, function: Callable[..., Any], *values: Any, **options: Any) -> None:
-        """``call`` with the operator."""
         self.call(function, *values, op=OPERATORS[self.operator], **options)
 
 
@@ -256,7 +248,7 @@ def _list_sides(side: Side, *, is_long: bool) -> Iterator[tuple[Callable[[Side],
 def _take(call: Callable[[Side], Tensors], side: Side) -> Tensors | BaseException:
     try:
         return call(side)
-    except REFUSALS as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         return error
 
 
@@ -333,7 +325,6 @@ def compare_calls(session: Any, is_long: bool, backend: str = "mpiddp") -> tuple
 
 
 def main() -> None:
-    """Compare in a group of all ranks, each of which prints its differences."""
     dist.init_process_group("gloo")
     print(json.dumps(compare_calls(None, is_long=False)[1]))
     dist.destroy_process_group()

@@ -21,7 +21,6 @@ WAIT = timedelta(seconds=60)
 
 
 def sum_up() -> None:
-    """A call whose result is known."""
     tensor = torch.full((COUNT,), float(dist.get_rank()))
     dist.all_reduce(tensor)
     size = dist.get_world_size()

@@ -22,14 +22,9 @@ from torch.distributed import _functional_collectives as functional
 from mpiddp.torch_backend import members
 
 
-def _neighbours(side: Side) -> tuple[int, int]:
-    """The next rank and the one before, by their numbers in the group."""
-    return (side.rank + 1) % side.size, (side.rank - 1) % side.size
-
-
 def send_and_receive(side: Side) -> list[Any]:
     """A ring in which rank 0 sends first; the tag tells two messages apart."""
-    after, before = _neighbours(side)
+    after, before = (side.rank + 1) % side.size, (side.rank - 1) % side.size
     if side.size == 1:
         return []
     first, second = side.fill(seed=1), side.fill(3, seed=2)
@@ -163,7 +158,6 @@ CALLS = (
 
 
 def _compare(gloo: Side, ours: Side) -> list[str]:
-    """Every call on both sides; the differences."""
     compared = [
         differ(call.__name__, ours, found=call(ours), expected=expected)
         for call in CALLS

@@ -19,7 +19,6 @@ from mpiddp.torch_backend import gloo_calls, make_group
 
 SHORT = timedelta(seconds=0.5)
 CHANGE_TIMEOUT = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-"""By the name that this torch has for it."""
 
 
 def list_mistakes(group: Any) -> dict[str, tuple[Callable[[], object], str]]:

@@ -14,13 +14,9 @@ from torch import distributed as dist
 import launchers
 from mpiddp.torch_backend.call_queue import CallQueue
 
-HOUR = 3600.0
-
 
 class Calls:
-    """Numbered calls of a queue, and by which thread each was made."""
-
-    def __init__(self, delay=HOUR):
+    def __init__(self, delay=3600.0):
         self.queue = CallQueue("test", lambda: delay)
         self.made = []
 

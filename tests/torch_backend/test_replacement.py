@@ -5,6 +5,7 @@ import json
 import textwrap
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,6 +132,15 @@ def test_a_taken_name_is_refused(monkeypatch):
     monkeypatch.setattr(backend, "_plugins", taken)
     with pytest.raises(ConfigurationError, match="has another backend called 'mpiddp'"):
         mpiddp.torch_backend.register()
+
+
+@pytest.mark.slurm
+def test_ranks_on_the_nodes_of_a_cluster_send_over_mpi(slurm_cluster, tmp_path):
+    script = Path(__file__).with_name("comparison.py")
+    launcher = slurm_cluster.srun("--nodelist=node[1-2]", "--nodes=2", "--distribution=plane=2")
+    result = launchers.run(launcher, 3, ["-m", "mpiddp", script], timeout=160, cwd=tmp_path)
+    lines = [line for line in result.expect(0).stdout.splitlines() if line.startswith("[")]
+    assert lines == ["[]"] * 3
 
 
 @pytest.mark.long

@@ -46,11 +46,8 @@ PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a test ended."""
-
     kind: str
     reason: str = ""
-    """As torch prints it."""
 
 
 def run(backend: str, names: Sequence[str] = ()) -> dict[str, Outcome]:
@@ -112,7 +109,6 @@ def write(path: Path) -> None:
 
 
 def describe(release: str, gloo: Mapping[str, Outcome], own: Mapping[str, Outcome]) -> str:
-    """A release's row of the table."""
     theirs, ours = (Counter(each.kind for each in found.values()) for found in (gloo, own))
     missed = (f"`{name}`: {own[name].reason}" for name in find_missed(gloo, own))
     numbers = [theirs[PASSED], ours[PASSED], ours[FAILED], ours[SKIPPED]]
@@ -126,7 +122,6 @@ def list_reasons(gloo: Mapping[str, Outcome]) -> Iterator[str]:
 
 
 def find_missed(gloo: Mapping[str, Outcome], own: Mapping[str, Outcome]) -> list[str]:
-    """The tests that Gloo passes and mpiddp does not."""
     return [name for name in gloo if gloo[name].kind == PASSED != own[name].kind]
 
 

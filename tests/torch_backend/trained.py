@@ -48,16 +48,11 @@ class Model(nn.Module):
         return found
 
 
-def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's."""
-    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
-    return torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)
-
-
 def train(model: nn.Module, optimizer: Any, accumulates: bool = False) -> list[float]:
     losses = []
     for step in range(STEPS):
-        values, targets = make_batch(step)
+        generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        values, targets = (torch.randn(4, width, generator=generator) for width in (6, 3))
         is_last = not accumulates or step % 2 == 1
         with nullcontext() if is_last else model.no_sync():
             loss = (model(values) - targets).square().mean()
