@@ -287,7 +287,7 @@ def test_a_thousand_hosts_that_refuse_are_one_line_in_seconds(other_ssh):
 def test_a_signal_ends_the_questions_at_once(other_ssh, tmp_path, number, answers):
     """Before the first start; before a restart, after an answer and an mpirun that fails."""
     other_ssh(f"""echo $$ >> {tmp_path}/asked
-        [ $(wc -l < {tmp_path}/asked) -le {answers} ] || exec sleep 10
+        [ $(wc -l < {tmp_path}/asked) -le {answers} ] || exec sleep 100
         while [ $# -gt 1 ]; do shift; done; eval "$1" """)
     version = "mpirun (Open MPI) 5.0.8"
     write_program(tmp_path / "mpirun", f"[ $1 = --version ] && echo '{version}' || exit 1")
@@ -300,9 +300,8 @@ def test_a_signal_ends_the_questions_at_once(other_ssh, tmp_path, number, answer
     with subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE) as job:
         while not asked.exists() or len(asked.read_text().split()) <= answers:
             time.sleep(0.02)
-        began = time.monotonic()
         job.send_signal(number)
-        assert job.wait(10) == 128 + number and time.monotonic() - began < 4
+        assert job.wait(reachability.ANSWER_SECONDS - 5) == 128 + number
     assert not find_left(mark)
 
 
