@@ -6,8 +6,12 @@ import os
 import pickle
 import re
 import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +22,16 @@ from hypothesis import strategies as st
 
 import mpiddp
 import stale
+from mistakes import hear
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage import shards
-from mpiddp.checkpoints.storage.finding import find_demanded, find_newest
+from mpiddp.checkpoints.storage.finding import (
+    ask_rank_0,
+    find_demanded,
+    find_newest,
+    read_together,
+)
 from mpiddp.checkpoints.storage.manifest import MANIFEST, DamageError, File
 from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import read_metadata, read_shards
@@ -237,6 +247,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def throw(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
 def fail(
     monkeypatch: pytest.MonkeyPatch, place: Any, name: str, times: float, number: int = 116
 ) -> None:
@@ -283,6 +298,60 @@ def test_what_cannot_be_read_is_tried_again_and_never_damage(
 def test_tensors_that_cannot_be_read_are_tried_again(place, name, folder, monkeypatch, clock):
     fail(monkeypatch, place, name, 2)
     assert int(read_shards(folder / "step-2", "")["step"]) == 2
+
+
+def hear_both(work: Callable[[Any], object]) -> list[str]:
+    """What each of two ranks, which are threads here, hears of ``work``."""
+    barrier, values = threading.Barrier(2, timeout=20), [None, None]
+
+    def run(rank: int) -> str:
+        def gather(value: Any) -> list[Any]:
+            values[rank] = value
+            barrier.wait()
+            found = [*values]
+            barrier.wait()
+            return found
+
+        ranks = SimpleNamespace(rank=rank, size=2, gather=gather)
+        ranks.broadcast = lambda value: gather(value)[0]
+        return hear(lambda: work(ranks))
+
+    with ThreadPoolExecutor(2) as pool:
+        return [*pool.map(run, range(2))]
+
+
+STALE = OSError(errno.ESTALE, "Stale file handle")
+UNREAD = r"StorageError: .*/step-2 cannot be read: rank 1 on \S+: Stale file handle: nothing was "
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ((None, STALE), UNREAD),
+        # What may succeed next time comes first.
+        ((KeyError("no"), STALE), UNREAD),
+        ((None, KeyError("no")), "CheckpointError: .*/step-2 does not fit: KeyError: 'no'; go on "),
+        ((CheckpointError("one"), CheckpointError("two")), "CheckpointError: one$"),
+    ],
+)
+def test_all_ranks_hear_of_what_one_cannot_read(errors, said, folder):
+    found = find_newest(folder, RankGroup()).newest
+    said_by = hear_both(
+        lambda ranks: read_together(found, ranks, lambda: throw(errors[ranks.rank]))
+    )
+    assert said_by[0] == said_by[1] and re.match(said, said_by[0]), said_by
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConfigurationError("in use"), "in use$"),
+        (STALE, r"StorageError: rank 0 on \S+: Stale file handle$"),
+    ],
+)
+def test_all_ranks_hear_of_what_rank_0_is_asked(error, said):
+    said_by = hear_both(lambda ranks: ask_rank_0(ranks, lambda: throw(error), StorageError))
+    assert said_by[0] == said_by[1] and re.match(said, said_by[0]), said_by
 
 
 OPENING = ((owners, "read_owner"), (manifests, "list_checkpoints"), (manifests, "read_or_none"))
