@@ -342,6 +342,20 @@ def test_all_ranks_hear_of_what_one_cannot_read(errors, said, folder):
     assert said_by[0] == said_by[1] and re.match(said, said_by[0]), said_by
 
 
+# Rank 0 compares the first of the two files, rank 1 the second.
+@pytest.mark.parametrize(("rank", "name"), [(0, METADATA), (1, SHARD)])
+def test_all_ranks_hear_of_a_file_that_one_cannot_compare(rank, name, folder, monkeypatch, clock):
+    compare = manifests.compare
+
+    def fail_for_one(path: Path, *more: Any) -> str:
+        throw(STALE if path.name == name else None)
+        return compare(path, *more)
+
+    monkeypatch.setattr(manifests, "compare", fail_for_one)
+    said = hear_both(lambda ranks: find_newest(folder, ranks))
+    assert said[0] == said[1] and f"step-2 cannot be read: rank {rank} on " in said[0], said
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
