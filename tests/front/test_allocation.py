@@ -70,6 +70,9 @@ def test_an_allocation_is_put_together():
     assert allocation.read_allocation(record, variables) == Allocation(
         (Node("n1", 4, 2), Node("n2", 2, 1)), 3, (2, 1), None, 2
     )
+    # With --exclusive a job has all GPUs of its nodes, whatever it asked for.
+    record = Record(3, 1, {"n1": 4, "n2": 4}, ("n1", "n2"))
+    assert [node.gpus for node in allocation.read_allocation(record, variables).nodes] == [1, 1]
 
 
 @pytest.mark.parametrize(
