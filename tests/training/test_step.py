@@ -200,9 +200,9 @@ def test_the_average_follows_the_weights_and_is_applied_for_a_while():
     average = MovingAverage(module, 0.5)
     expected = [each.detach().clone() for each in module.parameters()]
     engine = make_engine(module, Treatment(average=average))
-    for step in range(9):
+    for step in range(10):
         engine.take_step(draw(16, step), CPU, Totals(CPU, {}), lambda: "")
-        decay = [1 / 10, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5][step]
+        decay = [1 / 10, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5, 0.5][step]
         for kept, weights in zip(expected, module.parameters(), strict=True):
             kept.mul_(decay).add_(weights.detach(), alpha=1 - decay)
     trained = [each.detach().clone() for each in module.parameters()]
