@@ -17,6 +17,7 @@ from mpiddp.training.options.groups.optimisation import OptimisationOptions
 from mpiddp.training.options.groups.straggler import (
     Slowdown,
     Straggler,
+    check_straggler,
     parse_straggler,
 )
 from mpiddp.training.records.metrics import Totals
@@ -271,6 +272,12 @@ def test_a_rank_or_a_random_one_is_read_and_nothing_else(text):
     with pytest.raises(ConfigurationError) as caught:
         parse_straggler(text)
     assert str(caught.value).endswith(f"for example 0=4 or random=4, found {text!r}")
+
+
+def test_a_rank_that_computes_nothing_is_no_straggler():
+    check_straggler(Straggler(None, 2), WORKERS)
+    with pytest.raises(ConfigurationError, match=r"rank 1 computes nothing; .* 0, 2, 5"):
+        check_straggler(Straggler(1, 2), WORKERS)
 
 
 @given(st.integers(0, 2**63), st.integers(0, 10**6))
