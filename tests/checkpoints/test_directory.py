@@ -34,16 +34,7 @@ from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training.options.groups.checkpoints import Interval, parse_interval
 from pool import Pools
-from saves import (
-    METADATA,
-    SHARD,
-    STATE,
-    Clock,
-    list_names,
-    make_directory,
-    open_directory,
-    write,
-)
+from saves import METADATA, SHARD, STATE, Clock, list_names, make_directory, open_directory, write
 
 
 def raise_full(*_: object) -> None:

@@ -26,12 +26,7 @@ from mistakes import hear
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage import shards
-from mpiddp.checkpoints.storage.finding import (
-    ask_rank_0,
-    find_demanded,
-    find_newest,
-    read_together,
-)
+from mpiddp.checkpoints.storage.finding import ask_rank_0, find_demanded, find_newest, read_together
 from mpiddp.checkpoints.storage.manifest import MANIFEST, DamageError, File
 from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import read_metadata, read_shards

@@ -27,16 +27,7 @@ from hypothesis.stateful import (
 
 from forked import EndedError, Job, Process, Server
 from forked_jobs import READS, WRITES, Rank, Trap
-from histories import (
-    BODY,
-    OPTIMIZERS,
-    STEPS,
-    History,
-    count_steps,
-    find_world,
-    has_head,
-    is_frozen,
-)
+from histories import BODY, OPTIMIZERS, STEPS, History, count_steps, find_world, has_head, is_frozen
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage.owner import LOCK, OWNER
 

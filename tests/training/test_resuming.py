@@ -92,10 +92,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(way: str, pool: Pools, tmp_
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("worlds", "options"),
-    [
-        ((3, 2, 3), []),
-        ((3, 2, 3), ["--data", "structured:load_stream", "--model", "mlp"]),
-    ],
+    [((3, 2, 3), []), ((3, 2, 3), ["--data", "structured:load_stream", "--model", "mlp"])],
 )
 def test_another_number_of_ranks_takes_each_sample_once(worlds, options, pool, tmp_path):
     # One epoch: after two steps, and after two more, another number of ranks goes on.
