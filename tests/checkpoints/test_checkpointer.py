@@ -419,11 +419,8 @@ def test_a_score_may_be_of_another_library(tmp_path: Path) -> None:
 
 def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a notebook, while the disk is slow."""
-    may_write, write_shards, finish = (
-        threading.Event(),
-        directories.write_shards,
-        LastingCall.finish,
-    )
+    may_write = threading.Event()
+    write_shards, finish = directories.write_shards, LastingCall.finish
 
     def write_late(*arguments: Any) -> Any:
         assert may_write.wait(100)

@@ -345,12 +345,8 @@ def test_words_are_split_as_the_shell_itself_does():
 
 def test_srun_is_told_what_no_setting_may_change(made_up):
     # A name may hold anything; in srun's --output, % and \\ mean something.
-    job = {
-        "nodes": UNEVEN,
-        "cpus": "1,2",
-        "SLURM_GPUS": "3",
-        "SLURM_JOB_NAME": "a b/c%j\\" + "é" * 99,
-    }
+    name = "a b/c%j\\" + "é" * 99
+    job = {"nodes": UNEVEN, "cpus": "1,2", "SLURM_GPUS": "3", "SLURM_JOB_NAME": name}
     done = made_up.submit("train", *TOY, **job).expect(0)
     assert {"--mpi=pmix", "--kill-on-bad-exit=1", "--export=ALL"} <= set(made_up.srun)
     forbidden = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_GPUS"}

@@ -14,12 +14,7 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.groups import straggler
 from mpiddp.training.options.groups.optimisation import OptimisationOptions
-from mpiddp.training.options.groups.straggler import (
-    Slowdown,
-    Straggler,
-    check_straggler,
-    parse_straggler,
-)
+from mpiddp.training.options.groups.straggler import Slowdown, Straggler, parse_straggler
 from mpiddp.training.records.metrics import Totals
 from mpiddp.training.step.divergence import LossGuard
 from mpiddp.training.step.learning_rate import LearningRate, make_learning_rate
@@ -275,9 +270,9 @@ def test_a_rank_or_a_random_one_is_read_and_nothing_else(text):
 
 
 def test_a_rank_that_computes_nothing_is_no_straggler():
-    check_straggler(Straggler(None, 2), WORKERS)
+    straggler.check_straggler(Straggler(None, 2), WORKERS)
     with pytest.raises(ConfigurationError, match=r"rank 1 computes nothing; .* 0, 2, 5"):
-        check_straggler(Straggler(1, 2), WORKERS)
+        straggler.check_straggler(Straggler(1, 2), WORKERS)
 
 
 @given(st.integers(0, 2**63), st.integers(0, 10**6))
