@@ -230,6 +230,7 @@ def test_without_any_node_there_is_no_layout(asked):
         (make((8, 0), cpus_per_task=4), 4, 2, "4 cores for each rank were asked for, 2 are there;"),
         (make((8, 0), cpus_per_task=2), 4, 2, ""),
         (make((8, 2), cpus_per_gpu=1), None, 1, ""),
+        (make((8, 4), cpus_per_gpu=2), 2, 4, ""),
         (make((2, 4), (2, 4), tasks=8, tasks_per_node=(4, 4)), None, 1, "fewer cores than ranks"),
     ],
 )
