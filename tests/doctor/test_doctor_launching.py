@@ -103,17 +103,14 @@ def test_slurm_is_asked_and_may_keep_silent(program, setting, tmp_path, monkeypa
     assert launching.find_slurm_setting() == setting
 
 
-def read_environment(name: str) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in read_recorded(name).splitlines())
-
-
 @pytest.mark.parametrize("name", ["version_cray_perlmutter", "version_cray_julia"])
 def test_a_cray_as_it_was_recorded(name):
     """PALS on a Cray, with what Cray's MPICH said of itself on other Crays.
 
     No whole environment of a rank that srun started with cray_shasta was found, only excerpts.
     """
-    launcher = find_launcher(read_environment("environment_cray_pals"))
+    environment = read_recorded("environment_cray_pals").splitlines()
+    launcher = find_launcher(dict(line.split("=", 1) for line in environment))
     assert launcher is not None
     assert (launcher.key, launcher.rank, launcher.sizes) == ("pals", 0, ())
     version = read_recorded(name)

@@ -208,11 +208,6 @@ def made_up(tmp_path) -> MadeUp:
     return made
 
 
-def remove_links(made_up: MadeUp) -> None:
-    for name in ("jobs", "mpiddp", "benchmarks"):
-        (made_up.root / name).unlink()
-
-
 def lines(text: str) -> dict[str, str]:
     """The block at the head of a job's output, by the name of each line."""
     return {row[2:14].strip(): row[15:] for row in text.splitlines() if row.startswith("  ")}

@@ -55,6 +55,13 @@ class Clock:
         self._now += seconds
 
 
+class Hostile:
+    """To unpickle it prints."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("run",)
+
+
 # What happens to them
 
 
