@@ -144,8 +144,7 @@ def keep_more(session: mpiddp.Session, folder: Path, kind: str) -> dict[str, Any
 
 
 def local(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def train_experts(session: mpiddp.Session, folder: Path, steps: int) -> list[torch.Tensor]:

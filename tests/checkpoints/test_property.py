@@ -242,7 +242,6 @@ class Jobs(RuleBasedStateMachine):
     @has_job
     @rule()
     def close(self) -> None:
-        assert self.job is not None
         assert {each[0] for each in self.ask("close")} == {"done"}
         self.finish_pending()
         self.kill()
@@ -285,7 +284,6 @@ class Jobs(RuleBasedStateMachine):
 
     def adopt(self, found: Saved, answers: list[tuple[Any, ...]]) -> None:
         """A checkpoint was restored: the history is its own from now on."""
-        assert self.job is not None
         assert {each[1][0] for each in answers} == {found.number}, (answers, found, self.saved)
         had_head = has_head(self.history)
         self.history = found.history
@@ -346,7 +344,6 @@ class Jobs(RuleBasedStateMachine):
     def kill_a_restore_at_a_call(self, count: int, is_after: bool, rank: int) -> None:
         if self.pending is not None:
             self.wait()
-        assert self.job is not None
         traps = self.set_traps(rank, Trap(WRITES, count, is_after))
         with suppress(EndedError):
             self.job.ask_each("restore", [(None, each) for each in traps])
@@ -355,7 +352,6 @@ class Jobs(RuleBasedStateMachine):
     def try_to_save(
         self, traps: list[Trap | None], limit: int | None, new: Saved
     ) -> list[tuple[Any, ...]]:
-        assert self.job is not None
         if self.pending is not None:
             self.wait()
         self.pending = new

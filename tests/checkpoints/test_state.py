@@ -308,8 +308,7 @@ def make_state() -> dict[str, Any]:
 
 
 def flatten(state: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = torch.utils._pytree.tree_leaves(state)
-    return found
+    return torch.utils._pytree.tree_leaves(state)
 
 
 @pytest.mark.parametrize("wait", [False, True])

@@ -327,8 +327,7 @@ CPU = torch.device("cpu")
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
-    return events
+    return json.loads(path.read_text())["traceEvents"]
 
 
 def run_steps(path: Path, steps: int, warnings: list[str]) -> None:
