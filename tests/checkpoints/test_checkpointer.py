@@ -257,9 +257,6 @@ def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
     return found
 
 
-# ---- tests ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.mpi
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_resumed_script_ends_as_the_uninterrupted_one(kind, pool, tmp_path):

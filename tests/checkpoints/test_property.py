@@ -127,9 +127,7 @@ class Jobs(RuleBasedStateMachine):
         self.has_looked = self.is_open = self.has_failed = False
 
     @precondition(lambda self: self.job is None)
-    @rule(
-        restores=st.sampled_from([True, True, True, False]), place=PLACES, has_head=st.booleans(),
-    )  # fmt: skip
+    @rule(restores=st.sampled_from([True, True, True, False]), place=PLACES, has_head=st.booleans())
     def begin_again(self, restores: bool, place: int, has_head: bool) -> None:
         self.start(has_head=has_head, world=1 + place % 3)
         if restores:
@@ -256,9 +254,7 @@ class Jobs(RuleBasedStateMachine):
 
     @has_job
     @rule(count=st.integers(0, 60), number=READ_ERRORS, is_after=st.booleans(), rank=PLACES)
-    def restore_with_an_error_of_reading(
-        self, count: int, number: int, is_after: bool, rank: int
-    ) -> None:
+    def restore_with_an_error_of_reading(self, count, number, is_after, rank):
         self.restore_with(self.set_traps(rank, Trap(READS, count, is_after, number)))
 
     def set_traps(self, place: int, trap: Trap | None) -> list[Trap | None]:
@@ -329,9 +325,7 @@ class Jobs(RuleBasedStateMachine):
 
     @has_job
     @rule(score=SCORES, count=CALLS, is_after=st.booleans(), rank=PLACES)
-    def kill_a_save_at_a_call(
-        self, score: float | None, count: int, is_after: bool, rank: int
-    ) -> None:
+    def kill_a_save_at_a_call(self, score, count, is_after, rank):
         if self.may_save:
             with suppress(EndedError):
                 self.try_to_save(
@@ -341,7 +335,7 @@ class Jobs(RuleBasedStateMachine):
 
     @has_job
     @rule(count=st.integers(0, 12), is_after=st.booleans(), rank=PLACES)
-    def kill_a_restore_at_a_call(self, count: int, is_after: bool, rank: int) -> None:
+    def kill_a_restore_at_a_call(self, count, is_after, rank):
         if self.pending is not None:
             self.wait()
         traps = self.set_traps(rank, Trap(WRITES, count, is_after))
@@ -360,9 +354,7 @@ class Jobs(RuleBasedStateMachine):
 
     @has_job
     @rule(score=SCORES, count=CALLS, is_after=st.booleans(), number=ERRORS, rank=PLACES)
-    def save_with_an_error(
-        self, score: float | None, count: int, is_after: bool, number: int, rank: int
-    ) -> None:
+    def save_with_an_error(self, score, count, is_after, number, rank):
         if self.may_save:
             trap = Trap(WRITES, count, is_after, number)
             self.fail_to_save(self.set_traps(rank, trap), None, self.note_save(score))
@@ -406,10 +398,8 @@ class Jobs(RuleBasedStateMachine):
                 self.saved.append(replace(each, name=name))
         self.check_all()
 
-    @rule(
-        which=PLACES, file=PLACES, place=PLACES, way=WAYS, restores=st.booleans(),
-    )  # fmt: skip
-    def damage(self, which: int, file: int, place: int, way: str, restores: bool) -> None:
+    @rule(which=PLACES, file=PLACES, place=PLACES, way=WAYS, restores=st.booleans())
+    def damage(self, which, file, place, way, restores):
         if self.pending is not None:
             self.wait()
         sound = [each for each in self.saved if not each.damage]
