@@ -144,8 +144,7 @@ def keep_more(session: mpiddp.Session, folder: Path, kind: str) -> dict[str, Any
 
 
 def local(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def train_experts(session: mpiddp.Session, folder: Path, steps: int) -> list[torch.Tensor]:
@@ -256,9 +255,6 @@ def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
         # A closed group of several ranks fails, and does not take its rank for the only one.
         found["late"] = ranks.gather(own)
     return found
-
-
-# ---- tests ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.mpi
@@ -419,11 +415,8 @@ def test_a_score_may_be_of_another_library(tmp_path: Path) -> None:
 
 def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a notebook, while the disk is slow."""
-    may_write, write_shards, finish = (
-        threading.Event(),
-        directories.write_shards,
-        LastingCall.finish,
-    )
+    may_write = threading.Event()
+    write_shards, finish = directories.write_shards, LastingCall.finish
 
     def write_late(*arguments: Any) -> Any:
         assert may_write.wait(100)

@@ -34,16 +34,7 @@ from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.training.options.groups.checkpoints import Interval, parse_interval
 from pool import Pools
-from saves import (
-    METADATA,
-    SHARD,
-    STATE,
-    Clock,
-    list_names,
-    make_directory,
-    open_directory,
-    write,
-)
+from saves import METADATA, SHARD, STATE, Clock, list_names, make_directory, open_directory, write
 
 
 def raise_full(*_: object) -> None:
@@ -414,6 +405,14 @@ def test_what_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, capsys)
     # The next attempt removes it.
     write(tmp_path, 5, keep=1)
     assert list_names(tmp_path) == ["step-5"]
+    # One that stays keeps no older one.
+    write(tmp_path, 6, 7)
+    rename = Path.rename
+    monkeypatch.setattr(
+        Path, "rename", lambda path, to: (refuse if path.name == "step-7" else rename)(path, to)
+    )
+    write(tmp_path, 8, keep=1)
+    assert list_names(tmp_path) == ["step-7", "step-8"]
 
 
 def test_a_checkpoint_whose_name_may_not_last_is_older_than_the_next(tmp_path, monkeypatch):

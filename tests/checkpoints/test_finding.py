@@ -6,8 +6,12 @@ import os
 import pickle
 import re
 import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +22,11 @@ from hypothesis import strategies as st
 
 import mpiddp
 import stale
+from mistakes import hear
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage import shards
-from mpiddp.checkpoints.storage.finding import find_demanded, find_newest
+from mpiddp.checkpoints.storage.finding import ask_rank_0, find_demanded, find_newest, read_together
 from mpiddp.checkpoints.storage.manifest import MANIFEST, DamageError, File
 from mpiddp.checkpoints.storage.rank_group import RankGroup
 from mpiddp.checkpoints.storage.shards import read_metadata, read_shards
@@ -31,6 +36,7 @@ from saves import (
     METADATA,
     SHARD,
     Clock,
+    Hostile,
     delete,
     flip,
     list_names,
@@ -40,10 +46,6 @@ from saves import (
     truncate,
     write,
 )
-
-ran: list[str] = []
-"""What a hostile pickle would leave."""
-
 
 # Damage
 
@@ -167,15 +169,6 @@ def test_damaged_ones_alone_are_no_fresh_start(folder: Path) -> None:
 # Hostile
 
 
-def leave_trace() -> None:
-    ran.append("hostile")
-
-
-class Hostile:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return leave_trace, ()
-
-
 HOSTILE = {
     "function": pickle.dumps(Hostile()),
     "module": b"cos\nsystem\n(S'touch /tmp/hostile'\ntR.",
@@ -186,24 +179,24 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_list_of_tensors_is_never_run(name: str, folder: Path) -> None:
+def test_a_hostile_list_of_tensors_is_never_run(name, folder, capsys):
     make_hostile(folder / "step-2", METADATA, HOSTILE[name])
     with pytest.raises(DamageError):
         read_metadata(folder / "step-2")
     survey = find_newest(folder, RankGroup())
     assert survey.newest.path == folder / "step-1"
     assert METADATA in " ".join(survey.damaged[folder / "step-2"])
-    assert ran == []
+    assert capsys.readouterr().out == ""
 
 
-def test_a_hostile_tensor_is_never_run(folder: Path) -> None:
+def test_a_hostile_tensor_is_never_run(folder, capsys):
     path = folder / "step-2"
     content = pickle.dumps(Hostile()).ljust(manifests.read_manifest(path).files[SHARD].size)
     make_hostile(path, SHARD, content)
     find_demanded(path, RankGroup())
     with pytest.raises(Exception, match=r"(?i)weights.only|unsupported|invalid|unpickl"):
         read_shards(path, "")
-    assert ran == []
+    assert capsys.readouterr().out == ""
 
 
 def test_files_outside_are_refused(folder: Path) -> None:
@@ -235,6 +228,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(manifests, "time", clock)
     return clock
+
+
+def throw(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 def fail(
@@ -285,6 +283,71 @@ def test_tensors_that_cannot_be_read_are_tried_again(place, name, folder, monkey
     assert int(read_shards(folder / "step-2", "")["step"]) == 2
 
 
+def hear_both(work: Callable[[Any], object]) -> list[str]:
+    """What each of two ranks, which are threads here, hears of ``work``."""
+    barrier, values = threading.Barrier(2, timeout=20), [None, None]
+
+    def run(rank: int) -> str:
+        def gather(value: Any) -> list[Any]:
+            values[rank] = value
+            barrier.wait()
+            found = [*values]
+            barrier.wait()
+            return found
+
+        ranks = SimpleNamespace(rank=rank, size=2, gather=gather)
+        ranks.broadcast = lambda value: gather(value)[0]
+        return hear(lambda: work(ranks))
+
+    with ThreadPoolExecutor(2) as pool:
+        return [*pool.map(run, range(2))]
+
+
+STALE = OSError(errno.ESTALE, "Stale file handle")
+UNREAD = r"StorageError: .*/step-2 cannot be read: rank 1 on \S+: Stale file handle: nothing was "
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ((None, STALE), UNREAD),
+        # What may succeed next time comes first.
+        ((KeyError("no"), STALE), UNREAD),
+        ((None, KeyError("no")), "CheckpointError: .*/step-2 does not fit: KeyError: 'no'; go on "),
+        ((CheckpointError("one"), CheckpointError("two")), "CheckpointError: one$"),
+    ],
+)
+def test_all_ranks_hear_of_what_one_cannot_read(errors, said, folder):
+    found = find_newest(folder, RankGroup()).newest
+    said_by = hear_both(
+        lambda ranks: read_together(found, ranks, lambda: throw(errors[ranks.rank]))
+    )
+    assert said_by[0] == said_by[1] and re.match(said, said_by[0]), said_by
+
+
+# Rank 0 compares the first of the two files, rank 1 the second.
+@pytest.mark.parametrize(("rank", "name"), [(0, METADATA), (1, SHARD)])
+def test_all_ranks_hear_of_a_file_that_one_cannot_compare(rank, name, folder, monkeypatch, clock):
+    compare = manifests.compare
+
+    def fail_for_one(path: Path, *more: Any) -> str:
+        throw(STALE if path.name == name else None)
+        return compare(path, *more)
+
+    monkeypatch.setattr(manifests, "compare", fail_for_one)
+    said = hear_both(lambda ranks: find_newest(folder, ranks))
+    assert said[0] == said[1] and f"step-2 cannot be read: rank {rank} on " in said[0], said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ConfigurationError("in use"), "in use$"), (STALE, r"StorageError: rank 0 on \S+: Stale ")],
+)
+def test_all_ranks_hear_of_what_rank_0_is_asked(error, said):
+    said_by = hear_both(lambda ranks: ask_rank_0(ranks, lambda: throw(error), StorageError))
+    assert said_by[0] == said_by[1] and re.match(said, said_by[0]), said_by
+
+
 OPENING = ((owners, "read_owner"), (manifests, "list_checkpoints"), (manifests, "read_or_none"))
 
 
@@ -305,9 +368,7 @@ def test_a_directory_is_opened_and_locked_though_a_read_fails(
     directory.close()
 
 
-def test_what_fails_now_and_then_is_read_however_long_that_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_what_fails_now_and_then_is_read_however_long_that_takes(tmp_path, monkeypatch, clock):
     patience, folder = manifests.Patience(), tmp_path / "folder"
     folder.mkdir()
     for _ in range(2):

@@ -20,7 +20,7 @@ from torch import nn
 from mpiddp.checkpoints import plain_weights
 from mpiddp.checkpoints.plain_weights import WeightSelection, load_weights, write_weights
 from mpiddp.errors import CheckpointError, ConfigurationError
-from saves import assert_equal
+from saves import Hostile, assert_equal
 
 
 def make_model(classes: int = 3) -> nn.Sequential:
@@ -143,11 +143,6 @@ def test_a_new_head_stays_as_the_model_has_it(given, tmp_path):
     assert refuse(given, path, WeightSelection(skipped=("*",))).endswith(
         "no tensor is left to take"
     )
-
-
-class Hostile:
-    def __reduce__(self) -> tuple[object, ...]:
-        return print, ("run",)
 
 
 def test_a_file_that_is_no_state_dict_is_refused(tmp_path, capsys):

@@ -27,16 +27,7 @@ from hypothesis.stateful import (
 
 from forked import EndedError, Job, Process, Server
 from forked_jobs import READS, WRITES, Rank, Trap
-from histories import (
-    BODY,
-    OPTIMIZERS,
-    STEPS,
-    History,
-    count_steps,
-    find_world,
-    has_head,
-    is_frozen,
-)
+from histories import BODY, OPTIMIZERS, STEPS, History, count_steps, find_world, has_head, is_frozen
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage.owner import LOCK, OWNER
 
@@ -136,9 +127,7 @@ class Jobs(RuleBasedStateMachine):
         self.has_looked = self.is_open = self.has_failed = False
 
     @precondition(lambda self: self.job is None)
-    @rule(
-        restores=st.sampled_from([True, True, True, False]), place=PLACES, has_head=st.booleans(),
-    )  # fmt: skip
+    @rule(restores=st.sampled_from([True, True, True, False]), place=PLACES, has_head=st.booleans())
     def begin_again(self, restores: bool, place: int, has_head: bool) -> None:
         self.start(has_head=has_head, world=1 + place % 3)
         if restores:
@@ -251,7 +240,6 @@ class Jobs(RuleBasedStateMachine):
     @has_job
     @rule()
     def close(self) -> None:
-        assert self.job is not None
         assert {each[0] for each in self.ask("close")} == {"done"}
         self.finish_pending()
         self.kill()
@@ -266,9 +254,7 @@ class Jobs(RuleBasedStateMachine):
 
     @has_job
     @rule(count=st.integers(0, 60), number=READ_ERRORS, is_after=st.booleans(), rank=PLACES)
-    def restore_with_an_error_of_reading(
-        self, count: int, number: int, is_after: bool, rank: int
-    ) -> None:
+    def restore_with_an_error_of_reading(self, count, number, is_after, rank):
         self.restore_with(self.set_traps(rank, Trap(READS, count, is_after, number)))
 
     def set_traps(self, place: int, trap: Trap | None) -> list[Trap | None]:
@@ -294,7 +280,6 @@ class Jobs(RuleBasedStateMachine):
 
     def adopt(self, found: Saved, answers: list[tuple[Any, ...]]) -> None:
         """A checkpoint was restored: the history is its own from now on."""
-        assert self.job is not None
         assert {each[1][0] for each in answers} == {found.number}, (answers, found, self.saved)
         had_head = has_head(self.history)
         self.history = found.history
@@ -340,9 +325,7 @@ class Jobs(RuleBasedStateMachine):
 
     @has_job
     @rule(score=SCORES, count=CALLS, is_after=st.booleans(), rank=PLACES)
-    def kill_a_save_at_a_call(
-        self, score: float | None, count: int, is_after: bool, rank: int
-    ) -> None:
+    def kill_a_save_at_a_call(self, score, count, is_after, rank):
         if self.may_save:
             with suppress(EndedError):
                 self.try_to_save(
@@ -352,10 +335,9 @@ class Jobs(RuleBasedStateMachine):
 
     @has_job
     @rule(count=st.integers(0, 12), is_after=st.booleans(), rank=PLACES)
-    def kill_a_restore_at_a_call(self, count: int, is_after: bool, rank: int) -> None:
+    def kill_a_restore_at_a_call(self, count, is_after, rank):
         if self.pending is not None:
             self.wait()
-        assert self.job is not None
         traps = self.set_traps(rank, Trap(WRITES, count, is_after))
         with suppress(EndedError):
             self.job.ask_each("restore", [(None, each) for each in traps])
@@ -364,7 +346,6 @@ class Jobs(RuleBasedStateMachine):
     def try_to_save(
         self, traps: list[Trap | None], limit: int | None, new: Saved
     ) -> list[tuple[Any, ...]]:
-        assert self.job is not None
         if self.pending is not None:
             self.wait()
         self.pending = new
@@ -373,9 +354,7 @@ class Jobs(RuleBasedStateMachine):
 
     @has_job
     @rule(score=SCORES, count=CALLS, is_after=st.booleans(), number=ERRORS, rank=PLACES)
-    def save_with_an_error(
-        self, score: float | None, count: int, is_after: bool, number: int, rank: int
-    ) -> None:
+    def save_with_an_error(self, score, count, is_after, number, rank):
         if self.may_save:
             trap = Trap(WRITES, count, is_after, number)
             self.fail_to_save(self.set_traps(rank, trap), None, self.note_save(score))
@@ -419,10 +398,8 @@ class Jobs(RuleBasedStateMachine):
                 self.saved.append(replace(each, name=name))
         self.check_all()
 
-    @rule(
-        which=PLACES, file=PLACES, place=PLACES, way=WAYS, restores=st.booleans(),
-    )  # fmt: skip
-    def damage(self, which: int, file: int, place: int, way: str, restores: bool) -> None:
+    @rule(which=PLACES, file=PLACES, place=PLACES, way=WAYS, restores=st.booleans())
+    def damage(self, which, file, place, way, restores):
         if self.pending is not None:
             self.wait()
         sound = [each for each in self.saved if not each.damage]

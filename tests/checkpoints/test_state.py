@@ -255,18 +255,14 @@ def choose_optimizer(kind: str) -> str:
         *((kind, choose_optimizer(kind)) for kind in (*MODELS["ddp"], "unused")),
     ],
 )
-def test_a_resumed_process_ends_as_one_that_nobody_stops(
-    kind: str, name: str, tmp_path: Path
-) -> None:
+def test_a_resumed_process_ends_as_one_that_nobody_stops(kind, name, tmp_path):
     ((whole, found),) = layouts.train(None, tmp_path, "alone", {kind: name})
     assert layouts.compare(found, whole) == []
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("parallel", ON_RANKS)
-def test_resumed_ranks_end_as_those_that_nobody_stops(
-    parallel: str, pool: Pools, tmp_path: Path
-) -> None:
+def test_resumed_ranks_end_as_those_that_nobody_stops(parallel, pool, tmp_path):
     kinds = dict.fromkeys(ON_RANKS[parallel], "AdamW")
     kinds |= {kind: choose_optimizer(kind) for kind in MODELS[parallel]}
     for found in pool("openmpi", 3).call(layouts.train, tmp_path, parallel, kinds).values:
@@ -312,8 +308,7 @@ def make_state() -> dict[str, Any]:
 
 
 def flatten(state: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = torch.utils._pytree.tree_leaves(state)
-    return found
+    return torch.utils._pytree.tree_leaves(state)
 
 
 @pytest.mark.parametrize("wait", [False, True])
@@ -422,9 +417,7 @@ def test_state_that_lies_otherwise_than_its_parameter_stays_so(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_a_second_optimizer_keeps_types_and_strides(
-    is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_optimizer_keeps_types_and_strides(is_old, tmp_path, monkeypatch):
     """Also from a checkpoint that has its state by the numbers of its parameters."""
     model, head = nn.Linear(3, 2), nn.Linear(4, 2).to(torch.bfloat16)
     head.weight = nn.Parameter(head.weight.detach().t().contiguous().t())

@@ -214,9 +214,7 @@ def test_gpus_that_are_pretended(tmp_path):
     warned = dict.fromkeys(("fabric", "GPU place", "GPU speed"), "warn")
     assert bad == {**warned, "NCCL transport": "fail"}
     text = reading.line("fabric").text
-    assert (
-        ": Slingshot (cxi0, cxi1), NVIDIA: libnccl-net.so is nowhere in LD_LIBRARY_PATH; " in text
-    )
+    assert "Slingshot (cxi0, cxi1), NVIDIA: libnccl-net.so is nowhere in LD_LIBRARY_PATH; " in text
     assert "FI_MR_CACHE_MONITOR=memhooks: " in text and "not set: FI_CXI_DISABLE_HOST" in text
     assert reading.line("NCCL version").text == "NCCL 2.27.3: nothing known against it"
     assert "one for each of 2 ranks (2 UUIDs)" in reading.line("GPUs").text

@@ -67,10 +67,7 @@ def test_a_file_server_that_has_gone(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("free", "status", "words"),
-    [
-        (5 << 30, "pass", "at least 4 GiB free"),
-        (1 << 20, "warn", "has 1 MiB free, less than 1 GiB"),
-    ],
+    [(5 << 30, "pass", "at least 4 GiB free"), (1 << 20, "warn", "has 1 MiB free, less than 1 G")],
 )
 def test_free_space(free, status, words, tmp_path):
     finding = directories.judge_runs(tmp_path, DirectoryFacts(True, free=free), 2)

@@ -126,7 +126,7 @@ OLD_OVER_TCP = SLINGSHOT.replace("is cxi (found 4 nics)", "is tcp (found 1 nics)
         # There is nothing better.
         (OLD_OVER_TCP, NodeFabrics(vendors=("NVIDIA",)), 2, "pass"),
     ],
-)  # fmt: skip
+)
 def test_tcp_beside_a_card_that_needs_a_plugin(text, node, nodes, status):
     finding = nccl_log.judge_transport(nccl_log.read_log(text), node, nodes, True, False)
     assert finding.status == status and ("NCCL 2.22.3, " in finding.found) == (text is RCCL)

@@ -108,22 +108,15 @@ def test_faults_of_single_nodes_are_all_found(slurm_cluster, tmp_path):
         launcher = slurm_cluster.srun(*flags(3))
         # Shared memory that small is Open MPI's own trouble, too.
         quiet = {"OMPI_MCA_btl": "self,tcp"}
-        reading = doctors.examine(
-            launcher, 3, "--runs-dir", runs, cwd=tmp_path, exit_code=2, env=quiet
-        )
+        options = {"cwd": tmp_path, "exit_code": 2, "env": quiet}
+        reading = doctors.examine(launcher, 3, "--runs-dir", runs, **options)
     finally:
         shell("node1", f"printf %s '{hosts}' > /etc/hosts")
         shell("node2", "mount -o remount,size=4g /dev/shm")
         shell("node3", "tc qdisc delete dev ens1f0 root")
         shell("node2", f"umount {runs}")
-    bad = reading.bad()
-    wanted = {
-        "host name": "warn",
-        "shared memory": "warn",
-        "links": "fail",
-        "run directory": "fail",
-    }
-    assert wanted.items() <= bad.items(), str(reading.result)
+    must = {"host name": "warn", "shared memory": "warn", "links": "fail", "run directory": "fail"}
+    assert must.items() <= reading.bad().items(), str(reading.result)
     assert "node1" in reading.line("host name").text
     assert "127.0.1.1" in reading.line("host name").text
     assert "node2" in reading.line("shared memory").text

@@ -71,6 +71,9 @@ def test_an_allocation_is_put_together():
     assert allocation.read_allocation(record, variables) == Allocation(
         (Node("n1", 4, 2), Node("n2", 2, 1)), 3, (2, 1), None, 2
     )
+    # With --exclusive a job has all GPUs of its nodes, whatever it asked for.
+    record = Record(3, 1, {"n1": 4, "n2": 4}, ("n1", "n2"))
+    assert [node.gpus for node in allocation.read_allocation(record, variables).nodes] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -226,6 +229,7 @@ def test_without_any_node_there_is_no_layout(asked):
         (make((8, 0), cpus_per_task=4), 4, 2, "4 cores for each rank were asked for, 2 are there;"),
         (make((8, 0), cpus_per_task=2), 4, 2, ""),
         (make((8, 2), cpus_per_gpu=1), None, 1, ""),
+        (make((8, 4), cpus_per_gpu=2), 2, 4, ""),
         (make((2, 4), (2, 4), tasks=8, tasks_per_node=(4, 4)), None, 1, "fewer cores than ranks"),
     ],
 )

@@ -339,6 +339,7 @@ def test_packages_are_installed_with_new_lists_where_old_ones_fail(requirements,
     ("command", "code", "says"),
     [
         (["up", "--nodes=201"], 2, "expected 1 to 200, found '201'"),
+        (["up", "--nodes=two"], 2, "expected 1 to 200, found 'two'"),
         (["up", "--rate=fast"], 1, "rate 'fast': expected one such as 400mbit"),
         (["rate", "0mbit"], 1, "rate '0mbit'"),
         (["up"], 1, "expected a full path"),

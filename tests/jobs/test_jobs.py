@@ -208,11 +208,6 @@ def made_up(tmp_path) -> MadeUp:
     return made
 
 
-def remove_links(made_up: MadeUp) -> None:
-    for name in ("jobs", "mpiddp", "benchmarks"):
-        (made_up.root / name).unlink()
-
-
 def lines(text: str) -> dict[str, str]:
     """The block at the head of a job's output, by the name of each line."""
     return {row[2:14].strip(): row[15:] for row in text.splitlines() if row.startswith("  ")}
@@ -345,15 +340,13 @@ def test_words_are_split_as_the_shell_itself_does():
 
 def test_srun_is_told_what_no_setting_may_change(made_up):
     # A name may hold anything; in srun's --output, % and \\ mean something.
-    job = {
-        "nodes": UNEVEN,
-        "cpus": "1,2",
-        "SLURM_GPUS": "3",
-        "SLURM_JOB_NAME": "a b/c%j\\" + "é" * 99,
-    }
+    name = "a b/c%j\\" + "é" * 99
+    given = ("GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "NTASKS_PER_GPU", "TRES_PER_TASK")
+    contradicting = {f"SLURM_{each}": "3" for each in given}
+    job = {"nodes": UNEVEN, "cpus": "1,2", "SLURM_JOB_NAME": name, **contradicting}
     done = made_up.submit("train", *TOY, **job).expect(0)
     assert {"--mpi=pmix", "--kill-on-bad-exit=1", "--export=ALL"} <= set(made_up.srun)
-    forbidden = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_GPUS"}
+    forbidden = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *contradicting}
     assert forbidden.isdisjoint(made_up.exported)
     assert made_up.exported["SRUN_CPUS_PER_TASK"] == "1"
     assert made_up.options == [
@@ -809,9 +802,11 @@ def test_a_signal_reaches_the_command_and_every_node_is_cleared(stage, made_up, 
     # Ctrl-C comes from the terminal, to all of its processes; so does the end of a job of Slurm's.
     own = "" if state == "RUNNING" else f"sleep 1; kill -{name} $$\n"
     hear = HEAR.format(name, own, "$(cut -d' ' -f4 /proc/$PPID/stat)")
-    look = 'echo "$MPIDDP_ENV"; cd "${MPIDDP_ENV%/*}"; stat -c %a .; ls; cd "$OLDPWD"'
+    look = 'tool; echo "$MPIDDP_ENV"; cd "${MPIDDP_ENV%/*}"; stat -c %a .; ls; cd "$OLDPWD"; '
+    look += 'PATH=/usr/bin:/bin; . "$MPIDDP_ENV"; tool'
     done = stage("bash", "-c", f"{look}\n{hear}")
-    file, mode, *left = done.expect(9).stdout.splitlines()
+    tool, file, mode, *left, sourced = done.expect(9).stdout.splitlines()
+    assert tool == sourced == f"it runs on {os.uname().nodename}"
     assert re.fullmatch(rf"{made_up.cwd}/own/mpiddp-env-42-[0-9a-f]{{16}}/env.sh", file)
     assert mode == "700" and left == ["env", "env.sh"]
     assert (made_up.cwd / "heard").read_text() == "heard\n"

@@ -553,6 +553,7 @@ def test_what_is_there_stays_and_the_rest_is_what_was_tested(constrain, kind, in
         ({"torch": "2.11.0+cu130"}, ["cu130", "torch==2.11.0+cu130", "torchvision"]),
         ({"torchvision": "0.28.0+cpu"}, ["cpu", "torch==2.13.0", "torchvision==0.28.0+cpu"]),
         ({"torch": "2.13.0a0+git1234"}, []),
+        ({"torch": "2.13.0"}, []),  # PyPI's, whose torchvision pip finds.
         ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, []),
     ],
 )

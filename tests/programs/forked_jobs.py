@@ -72,7 +72,6 @@ def set_trap(trap: Trap | None) -> Iterator[None]:
             if trap.error is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             sys.setprofile(None)
-            assert trap.error is not None
             raise OSError(trap.error, os.strerror(trap.error))
 
     if trap is None:

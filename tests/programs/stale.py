@@ -60,7 +60,6 @@ def _find(folder: Path) -> Any:
             return f"{type(error).__name__}: {error}"
         finally:
             ranks.close()
-    assert survey.newest is not None
     problems = [each for found in survey.damaged.values() for each in found]
     return survey.newest.path.name, problems
 

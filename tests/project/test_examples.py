@@ -36,7 +36,6 @@ MEASURED = {
 def read_commands(name: str) -> list[list[str]]:
     """The lines of the docstring that are commands, as words."""
     text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
-    assert text is not None
     return [shlex.split(line) for line in text.splitlines() if line.startswith("python ")]
 
 

@@ -6,9 +6,7 @@ import pytest
 
 import markers
 
-MARKERS = (
-    "[pytest]\nmarkers =\n    mpi\n    slurm\n    gpu\n    browser\n    long\n    xdist_group\n"
-)
+MARKERS = "[pytest]\nmarkers =\n  mpi\n  slurm\n  gpu\n  browser\n  long\n  xdist_group\n"
 
 
 @pytest.fixture

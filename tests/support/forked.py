@@ -45,7 +45,6 @@ class Server:
 
     def wait(self) -> None:
         """Until it can be asked."""
-        assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
     def make_store(self) -> Path:
@@ -54,7 +53,6 @@ class Server:
 
     def close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
             stream.close()
         self._process.wait(DEADLINE)
 

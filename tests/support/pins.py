@@ -141,31 +141,23 @@ def _resolve(values: Mapping[str, Any]) -> str:
         return f"error: {error}"
 
 
-def list_configurations(examples: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def list_configurations() -> Iterator[tuple[str, str]]:
     """What each option leads to alone and with each other one."""
-    for name, value in examples.items():
+    from test_config import EXAMPLES
+
+    for name, value in EXAMPLES.items():
         yield f"{name} alone", digest(_resolve({name: value}))
-    pairs: dict[str, list[str]] = {name: [] for name in examples}
-    for first, second in combinations(examples, 2):
-        pairs[first].append(_resolve({first: examples[first], second: examples[second]}))
+    pairs: dict[str, list[str]] = {name: [] for name in EXAMPLES}
+    for first, second in combinations(EXAMPLES, 2):
+        pairs[first].append(_resolve({first: EXAMPLES[first], second: EXAMPLES[second]}))
     for name, found in pairs.items():
         yield f"{name} with each other option", digest(found)
 
 
-def find_all(examples: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    return {
-        "programs": dict(list_programs()),
-        "commands": dict(list_commands()),
-        "configurations": dict(list_configurations(examples)),
-    }
-
-
-def read() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = json.loads(RECORD.read_text(encoding="utf-8"))
-    return found
-
+KINDS = {
+    "programs": list_programs, "commands": list_commands, "configurations": list_configurations,
+}  # fmt: skip
 
 if __name__ == "__main__":
-    from test_config import EXAMPLES
-
-    RECORD.write_text(json.dumps(find_all(EXAMPLES), indent=1) + "\n", encoding="utf-8")
+    found = {kind: dict(list_all()) for kind, list_all in KINDS.items()}
+    RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

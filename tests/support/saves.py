@@ -55,6 +55,13 @@ class Clock:
         self._now += seconds
 
 
+class Hostile:
+    """To unpickle it prints."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("run",)
+
+
 def flip(path: Path, place: float) -> None:
     """A bit; ``place``: from 0 to 1."""
     content = bytearray(path.read_bytes())

@@ -210,10 +210,6 @@ def test_another_length_is_an_error_on_every_rank(lines: Lines, message: str, dr
         assert "\n" not in str(caught.value)
 
 
-def session_of_one() -> Any:
-    return SimpleNamespace(gather=lambda each: [each], agree=lambda each, _: each)
-
-
 @pytest.mark.parametrize(
     ("changes", "lines", "message"),
     [
@@ -225,10 +221,11 @@ def session_of_one() -> Any:
 )
 def test_what_streams_cannot_have_is_refused(changes, lines, message):
     options = replace(Configuration(), **changes)
+    session: Any = SimpleNamespace(gather=lambda each: [each], agree=lambda each, _: each)
     train = [(torch.ones(1), 0)]
     task = Task(data=lambda: DataSet(train, lines, classes=0))
     with pytest.raises(ConfigurationError, match=f"^{message}"):
-        load_on_all(options, task, session_of_one())
+        load_on_all(options, task, session)
 
 
 def test_ranks_compare_the_first_sample() -> None:

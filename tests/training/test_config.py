@@ -99,9 +99,7 @@ def defaults() -> Configuration:
 
 
 @pytest.mark.parametrize("field", TYPED)
-def test_every_option_is_read_from_the_command_line(
-    field: str, defaults: Configuration, write_toml: WriteToml
-) -> None:
+def test_every_option_is_read_from_the_command_line(field, defaults, write_toml):
     """And from TOML, and as it was resolved."""
     default, more, value = getattr(defaults, field), NEEDED.get(field, ()), EXAMPLES[field]
     configuration = parse([flag(field), *([] if value is True else [str(value)]), *more])

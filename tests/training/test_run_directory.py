@@ -60,9 +60,6 @@ def enter(session: Session) -> tuple[str, int]:
     return str(run.state.directory), count
 
 
-# ---- tests ---------------------------------------------------------------------------------------
-
-
 JOB = (
     environment.SLURM_JOB_ID,
     environment.SLURM_JOB_NAME,

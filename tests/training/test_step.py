@@ -14,14 +14,11 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.training.data.samples import Batch
 from mpiddp.training.options.groups import straggler
 from mpiddp.training.options.groups.optimisation import OptimisationOptions
-from mpiddp.training.options.groups.straggler import (
-    Slowdown,
-    Straggler,
-    parse_straggler,
-)
+from mpiddp.training.options.groups.straggler import Slowdown, Straggler, parse_straggler
 from mpiddp.training.records.metrics import Totals
 from mpiddp.training.step.divergence import LossGuard
 from mpiddp.training.step.learning_rate import LearningRate, make_learning_rate
+from mpiddp.training.step.moving_average import MovingAverage
 from mpiddp.training.step.optimizer_step import LocalUpdate, Treatment
 from mpiddp.training.step.precision import Precision
 from mpiddp.training.step.step import Engine, Forward
@@ -194,6 +191,22 @@ def test_a_first_step_that_overflows_leaves_no_momentum(kind):
     assert find_difference(plain, module) < 1e-7
 
 
+def test_the_average_follows_the_weights_and_is_applied_for_a_while():
+    module = make_model()
+    average = MovingAverage(module, 0.5)
+    expected = [each.detach().clone() for each in module.parameters()]
+    engine = make_engine(module, Treatment(average=average))
+    for step in range(10):
+        engine.take_step(draw(16, step), CPU, Totals(CPU, {}), lambda: "")
+        decay = [1 / 10, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5, 0.5][step]
+        for kept, weights in zip(expected, module.parameters(), strict=True):
+            kept.mul_(decay).add_(weights.detach(), alpha=1 - decay)
+    trained = [each.detach().clone() for each in module.parameters()]
+    with engine.at_average():
+        torch.testing.assert_close([each.detach() for each in module.parameters()], expected)
+    assert all(map(torch.equal, trained, module.parameters()))
+
+
 # ---- the learning rate ------------------------------------------------------------------------
 
 
@@ -254,6 +267,12 @@ def test_a_rank_or_a_random_one_is_read_and_nothing_else(text):
     with pytest.raises(ConfigurationError) as caught:
         parse_straggler(text)
     assert str(caught.value).endswith(f"for example 0=4 or random=4, found {text!r}")
+
+
+def test_a_rank_that_computes_nothing_is_no_straggler():
+    straggler.check_straggler(Straggler(None, 2), WORKERS)
+    with pytest.raises(ConfigurationError, match=r"rank 1 computes nothing; .* 0, 2, 5"):
+        straggler.check_straggler(Straggler(1, 2), WORKERS)
 
 
 @given(st.integers(0, 2**63), st.integers(0, 10**6))

@@ -120,8 +120,7 @@ WAYS = {
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
-    return found
+    return torch.load(path, weights_only=True)
 
 
 @pytest.mark.mpi
