@@ -457,8 +457,10 @@ def test_a_late_reply_answers_no_other_question(monkeypatch):
     assert rank.gather_stacks() == []
 
 
-def test_a_rank_that_has_closed_its_session_early_is_named(crew):
+def test_a_rank_that_has_closed_its_session_early_is_named(crew, tmp_path):
     job = crew([0, 0])
+    job[0].tell("note_run", str(tmp_path), 1)
+    job[0].settle()
     job[1].tell("note_closing", "node0")
     job[1].settle()
     job[0].tell("fail", 1, PEER)
@@ -468,6 +470,9 @@ def test_a_rank_that_has_closed_its_session_early_is_named(crew):
         "program, while other ranks still called collectives. Rank 0 got: its error\n"
     )
     assert job.errors() == said
+    # Restarts would leave out a host that was lost.
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert (outcome["lost_rank"], outcome["lost_host"]) == (1, None)
 
 
 def test_a_rank_that_ends_the_job_is_not_lost(crew):

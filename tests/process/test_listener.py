@@ -136,6 +136,9 @@ def test_without_free_descriptors_callers_wait_without_work(few_files, monkeypat
     accept = socket.socket.accept
     monkeypatch.setattr(socket.socket, "accept", lambda own: attempts.append(1) or accept(own))
     with Server() as server, socket.socket() as waiting:
+        # Strangers get a part of them.
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert server.listener._most == files // listener.FILES_SHARE
         held = []
         with contextlib.suppress(OSError):
             while True:
