@@ -40,7 +40,7 @@ from mpiddp.lifeline.stacks.dump import (
 from mpiddp.lifeline.stacks.flight_recorder import read_calls, read_record
 from mpiddp.lifeline.stacks.positions import StackPosition, find_blamed
 from mpiddp.lifeline.stacks.verdict import describe
-from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers
+from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers, StallWatch
 from mpiddp.process import job_directory
 from mpiddp.stacks import find_directory
 
@@ -375,6 +375,24 @@ def test_a_rank_that_is_stopped_does_not_stall(crew):
     assert all(rank.process.poll() is None for rank in job.ranks)
     os.kill(job[1].process.pid, signal.SIGCONT)
     job.expect_end(6, 0, 1)
+
+
+def test_a_job_stands_still_if_all_say_so_twice():
+    ended, said = [], {}
+    watch = StallWatch(
+        10.0,
+        StallHandlers(
+            lambda callback, name: callback(["node0", "node1"], said if name == "idle" else {}),
+            lambda *_: None,
+            lambda reason, *_: ended.append(reason),
+        ),
+    )
+    # One that does not answer may move; and so may one that was stopped with all others.
+    for idle in ([20.0], [20.0], [20.0, 20.0], [0.0, 20.0], [20.0, 20.0], [20.0, 20.0]):
+        assert not ended
+        said = {rank: (seconds, False) for rank, seconds in enumerate(idle)}
+        watch.look(0.0)
+    assert ended == ["no rank has made progress for 10 s"]
 
 
 # Ranks that come to their end early
