@@ -17,7 +17,7 @@ import pytest
 import torch.distributed
 
 import launchers
-from mpiddp.errors import PeerLostError
+from mpiddp.errors import OWN, PEER, REPEATED, PeerFailedError, PeerLostError
 from mpiddp.launch.failure import (
     error_meaning,
     error_origin,
@@ -309,6 +309,13 @@ def read_recorded():
 def test_peer_loss_in_recorded_messages(row):
     kind = getattr(builtins, row["kind"], None) or getattr(torch.distributed, row["kind"])
     assert error_origin.is_peer_loss(kind(row["text"])) is row["lost"]
+
+
+def test_whose_an_error_is_even_if_it_hides_its_cause():
+    hidden = ValueError("no number")
+    hidden.__context__, hidden.__suppress_context__ = PeerLostError("gone"), True
+    errors = (hidden, PeerFailedError("told"), KeyError("k"))
+    assert [*map(error_origin.find_origin, errors)] == [PEER, REPEATED, OWN]
 
 
 def test_faults_of_a_machine(tmp_path):
