@@ -307,12 +307,13 @@ def test_a_pipe_is_read_once(tmp_path):
 
 def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):
     script = tmp_path / "hooked.py"
+    # A debugger's hook talks to its user, and so needs the main thread.
+    show = "lambda kind, error, trace: print('hooked', error, threading.current_thread().name)"
     script.write_text(
-        "import sys\nsys.excepthook = lambda kind, error, trace: print('hooked', error)\n"
-        "raise ValueError('by me')\n"
+        f"import sys, threading\nsys.excepthook = {show}\nraise ValueError('by me')\n"
     )
     _, ours = compare([script], tmp_path)
-    assert ours.returncode == 1 and ours.stdout == "hooked by me\n"
+    assert ours.returncode == 1 and ours.stdout == "hooked by me MainThread\n"
     assert "Traceback" not in ours.stderr
 
 
