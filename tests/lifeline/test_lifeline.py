@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 import launchers
+from copies import write_program
 from mpiddp.errors import OWN, PEER, REPEATED
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.lifeline import lifeline, requests
@@ -350,6 +351,15 @@ def test_a_companion_that_is_killed_is_noticed(crew):
     job.expect_end(99, 0)
     said = "was lost: its companion process, or its node, has gone"
     assert f"rank 0 of 2 on node0 {said}" in job.errors()
+
+
+def test_ranks_do_not_outlive_the_program_that_started_one(crew, tmp_path, monkeypatch):
+    shell = write_program(tmp_path / "python", f'{sys.executable} "$@"; exit $?')
+    monkeypatch.setattr(sys, "executable", str(shell))
+    job = crew([0, 0])
+    job[1].process.kill()
+    job.expect_end(6, 0)
+    assert "rank 1 of 2 on node0 was lost: the program that started it has gone" in job.errors()
 
 
 def test_the_first_rank_that_fails_reports(crew):
