@@ -177,8 +177,9 @@ def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
 
     yield make
     for each in crews:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each[0].process.pid, signal.SIGKILL)
         for rank in each.ranks:
-            rank.process.kill()
             rank.process.communicate()
         for companion in each.find_companions():
             os.kill(companion, signal.SIGCONT)
