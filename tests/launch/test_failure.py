@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -390,18 +391,8 @@ def test_the_outcome_of_a_run(tmp_path):
     failure_handler.run_directory = tmp_path
     failure_handler.run = FixedProgress(attempt=2, step=17)
     failure_handler.finish()
-    assert read_outcome(tmp_path) == {
-        "code": 0,
-        "reason": "done",
-        "rank": 3,
-        "host": "node2",
-        "step": 17,
-        "attempt": 2,
-        "lost_rank": None,
-        "lost_host": None,
-        "node_fault": None,
-        "path": None,
-    }
+    done = Outcome(code=0, reason="done", rank=3, host="node2", step=17, attempt=2)
+    assert read_outcome(tmp_path) == {**asdict(done), "path": None}
     assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
     for text in ("", "[1]", '"x"'):
         (tmp_path / "outcome.json").write_text(text)

@@ -99,12 +99,10 @@ def test_what_is_open_is_in_use(place, old):
 
 
 def test_what_is_young_or_not_known_stays(place):
-    dead, living = 2**22 + 1, os.getpid()
-    names = (
-        "sm_segment.host.0.1.0", "vader_segment.host.0.1.0", "mpich_shm_1", "ucx_shm_posix_1",
-        "segment",
-    )  # fmt: skip
-    kept = [place / names[-1], *(make_session(place, n) for n in (living,))]
+    dead = 2**22 + 1
+    names = [f"{kind}_segment.host.0.1.0" for kind in ("sm", "vader")]
+    names += ["mpich_shm_1", "ucx_shm_posix_1", "segment"]
+    kept = [place / names[-1], make_session(place, os.getpid())]
     kept.append(make_session(place, dead + 1, host="elsewhere"))
     lacking = make_session(place, dead + 2)
     (lacking / "hwloc.sm").unlink()

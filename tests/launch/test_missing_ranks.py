@@ -209,25 +209,15 @@ def test_a_process_that_is_continued_to_be_ended_says_nothing():
 # One voice per node for processes that cannot ask each other
 
 
-CLAIM = """
-from mpiddp.launch.failure.reporting_rank import claim_node
-held = claim_node()
-print(held is not None)
-"""
-
-
 def claim(more: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", f"{CLAIM}\n{more}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=launchers.clean_environment(),
-    )
+    program = "from mpiddp.launch.failure.reporting_rank import claim_node; held = claim_node(); "
+    command = [sys.executable, "-c", f"{program}print(held is not None, flush=True); {more}"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=launchers.clean_environment(), **pipes)
 
 
 def test_the_first_of_a_parents_processes_has_the_claim_until_it_ends():
-    with claim("import sys\nsys.stdout.flush()\nsys.stdin.read()") as first:
+    with claim("import sys; sys.stdin.read()") as first:
         assert first.stdout is not None and first.stdout.readline() == "True\n"
         assert claim().communicate(timeout=20)[0] == "False\n"
         first.communicate(timeout=20)

@@ -41,6 +41,13 @@ def test_what_every_rank_is_given(recent_launcher, ranks):
         assert row["is_torchelastic_launched"] is True
         # Though scripts find a rank's numbers under all names.
         assert row["launcher"] == ("openmpi" if "open" in recent_launcher.name else "hydra")
+    check_listening(found)
+    masks = [set(row["cores"]) for row in found]
+    for row, mask in zip(found, masks, strict=True):
+        share = sum(Fraction(1, sum(core in other for other in masks)) for core in mask)
+        threads = max(1, int(share))
+        assert (row["threads"], row["torch threads"]) == (threads, threads)
+        assert row["set"]["OMP_NUM_THREADS"] == str(threads)
 
 
 def check_environment(found: list[dict]) -> None:
@@ -92,18 +99,7 @@ def test_without_mpi_the_environment_is_the_same():
     assert found[0]["changed afterwards"] == {}
     assert found[0]["hook afterwards"].startswith("torch.") and not found[0]["open afterwards"]
     assert "finalized" not in found[0]
-    check_listening(found, "127.0.0.1")
-
-
-@pytest.mark.parametrize("ranks", SIZES)
-def test_cores_are_shared(recent_launcher, ranks):
-    found, _ = facts.collect(recent_launcher.name, ranks)
-    masks = [set(row["cores"]) for row in found]
-    for row, mask in zip(found, masks, strict=True):
-        share = sum(Fraction(1, sum(core in other for other in masks)) for core in mask)
-        threads = max(1, int(share))
-        assert (row["threads"], row["torch threads"]) == (threads, threads)
-        assert row["set"]["OMP_NUM_THREADS"] == str(threads)
+    check_listening(found)
 
 
 def test_what_the_user_chose_is_kept():
@@ -119,25 +115,13 @@ def test_what_the_user_chose_is_kept():
     assert row["changed afterwards"] == {}
 
 
-def check_listening(found: list[dict], address: str) -> None:
+def check_listening(found: list[dict]) -> None:
     for rank, row in enumerate(found):
-        assert {host for host, _ in row["listening"]} <= {address}
+        assert {host for host, _ in row["listening"]} <= {"127.0.0.1"}
         # Rank 0 holds the store; every rank of a Gloo group listens for its peers, and so does
         # UCX.
         assert (row["master"] in row["listening"]) == (rank == 0)
         assert len(row["listening"]) <= 3 + (rank == 0)
-
-
-@pytest.mark.parametrize("ranks", SIZES)
-def test_nothing_listens_outside_the_interface(recent_launcher, ranks):
-    found, _ = facts.collect(recent_launcher.name, ranks)
-    check_listening(found, "127.0.0.1")
-
-
-# Interfaces that are not there
-
-
-NO_INTERFACE = "GLOO_SOCKET_IFNAME is 'nosuch', but the interfaces of "
 
 
 def test_an_interface_for_another_host_is_refused():
@@ -373,7 +357,7 @@ def test_in_a_notebook_errors_raise_and_the_kernel_lives():
     assert "mpiddp.init() was called in this process before" in lines[2] and "close()" in lines[2]
     assert lines[3].startswith("raised: backend nccl needs a GPU")
     assert lines[4].startswith("raised: timeout: expected seconds above 0")
-    assert lines[5].startswith(f"raised: {NO_INTERFACE}")
+    assert lines[5].startswith("raised: GLOO_SOCKET_IFNAME is 'nosuch', but the interfaces of ")
     assert lines[6] == "the cell failed, the kernel lives"
     assert "default group exists already" in lines[7] and len(lines) == 8
     assert "Traceback" not in result.stderr

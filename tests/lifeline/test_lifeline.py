@@ -50,13 +50,6 @@ TOKEN, CLIENTS = "0" * 32, "1" * 32
 HUNG = 20.0
 """Seconds after which something is taken to hang, however busy the machine is."""
 LOCAL = "127.0.0.1"
-LISTENING = "00010000"
-"""The flags of such a socket in /proc/net/unix."""
-
-
-def drop_place(errors: str) -> str:
-    """Without the line that names the file with the whole report."""
-    return re.sub(r"(?m)^  the whole report: .*\n", "", errors)
 
 
 class Rank:
@@ -95,7 +88,8 @@ class Rank:
         assert self.ask("settle") == ["settled"]
 
     def errors(self) -> str:
-        return drop_place(self._errors.read_text())
+        """But for the line that names the file with the whole report."""
+        return re.sub(r"(?m)^  the whole report: .*\n", "", self._errors.read_text())
 
 
 class Crew:
@@ -155,7 +149,8 @@ class Crew:
 def find_listening(address: str) -> int:
     """The process that listens at a local address, by the socket: it is nobody's child."""
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    (inode,) = (row[6] for row in rows if row[3] == LISTENING and row[-1] == address)
+    # The fourth column has its flags.
+    (inode,) = (row[6] for row in rows if row[3] == "00010000" and row[-1] == address)
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # It ends, or one of its files is closed.
             if f"socket:[{inode}]" in map(os.readlink, (process / "fd").iterdir()):
@@ -189,8 +184,6 @@ def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
 KILLED = r"it was killed by SIGKILL \(by the kernel if memory ran out: see dmesg\)"
 LEFT = "it left with exit code {} without closing its session"
 
-
-LONG = pytest.mark.long
 ONE_EVENT = f"decision.MILD_SECONDS = {HUNG}"
 """However late they are heard, ends belong together."""
 
@@ -552,7 +545,7 @@ def test_an_attempt_that_was_replaced_ends(crew, tmp_path):
     assert not (folder / "outcome.json").exists()
 
 
-@LONG
+@pytest.mark.long
 def test_a_companion_takes_less_than_half_a_thousandth_of_a_core_for_each_rank(crew):
     def count_seconds(process: int) -> float:
         return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
