@@ -216,30 +216,6 @@ def test_threads_and_exit_functions_still_find_the_launch(tmp_path):
     assert {"left with rank 0", "left with rank 1"} <= set(result.stdout.splitlines())
 
 
-FAILS = """
-    import os, time
-    import torch.distributed as dist
-    dist.init_process_group()
-    if os.environ["RANK"] == "1":
-        raise KeyError("x")
-    time.sleep(60)
-"""
-
-
-@pytest.mark.mpi
-def test_one_rank_of_a_script_ends_the_job(tmp_path):
-    script = tmp_path / "fails.py"
-    script.write_text(textwrap.dedent(FAILS))
-    result = launchers.run("mpich", 2, [*PREFIX, script]).expect(1)
-    assert result.stderr.count("KeyError: 'x'") == 1
-    assert result.stderr.count("Traceback (most recent call last)") == 1
-    lines = result.stderr.splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.endswith("recent call last):"))
-    # Nothing of mpiddp or runpy stands between the head and the script's own frame.
-    assert lines[begin + 1].startswith(f'  File "{script}", line ')
-    assert "mpiddp: rank 1 of 2 on " in lines[begin - 1]
-
-
 def test_a_script_that_calls_init_is_described_once_and_a_misplaced_option_noted(tmp_path):
     script = tmp_path / "calls.py"
     script.write_text(

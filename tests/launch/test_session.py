@@ -413,10 +413,6 @@ def test_sizes_that_differ_are_refused(size, said):
         check_size(size, OPEN_MPI, FOUR)
 
 
-def roster(*hostnames):
-    return Roster(hostnames, (1,) * len(hostnames), tuple(range(len(hostnames))))
-
-
 def test_one_process_alone_in_an_allocation_is_pointed_out(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "8")
     (oddity,) = find_oddities(solitary_world(), None, None)
@@ -429,17 +425,13 @@ def test_one_process_alone_in_an_allocation_is_pointed_out(monkeypatch):
 
 def test_one_host_that_stands_for_several_nodes_is_pointed_out():
     world = World(0, 3, 0, 1, 0, 3, "n1", "n1")
-    assert find_oddities(world, FOUR, roster("n1", "n2", "n3")) == []
-    (oddity,) = find_oddities(world, FOUR, roster("n1", "n2", "n1"))
+    roster = Roster(("n1", "n2", "n3"), (1, 1, 1), (0, 1, 2))
+    assert find_oddities(world, FOUR, roster) == []
+    (oddity,) = find_oddities(world, FOUR, replace(roster, hostnames=("n1", "n2", "n1")))
     assert "3 nodes" in oddity and "n1 stands for several" in oddity
 
 
 # Real jobs
-
-
-def places(found):
-    keys = ("node_rank", "node_count", "local_rank", "local_size")
-    return [tuple(row["world"][key] for key in keys) for row in found]
 
 
 @pytest.mark.mpi
@@ -447,7 +439,9 @@ def test_uneven_nodes():
     # Even ranks on one node, odd ones on the other: 0 and 2, and 1 by itself.
     variables = (("MPIR_CVAR_ODD_EVEN_CLIQUES", "1"),)
     found, result = facts.collect("mpich", 3, "lo", variables)
-    assert places(found) == [(0, 2, 0, 2), (1, 2, 0, 1), (0, 2, 1, 2)]
+    keys = ("node_rank", "node_count", "local_rank", "local_size")
+    places = [tuple(row["world"][key] for key in keys) for row in found]
+    assert places == [(0, 2, 0, 2), (1, 2, 0, 1), (0, 2, 1, 2)]
     assert [row["set"]["LOCAL_WORLD_SIZE"] for row in found] == ["2", "1", "2"]
     assert [row["set"]["GROUP_RANK"] for row in found] == ["0", "1", "0"]
     host = found[0]["gethostname"]
