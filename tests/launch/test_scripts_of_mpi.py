@@ -121,8 +121,7 @@ ALLOWED = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("name", "asks", "workers"),
-    [("openmpi", "asks", ["0", "1"]), ("mpich", "", ["None", "None"])],
+    ("name", "asks", "workers"), [("openmpi", "asks", ["0", "1"]), ("mpich", "", ["None", "None"])]
 )
 def test_what_a_rank_starts_may_use_mpi(name, asks, workers, tmp_path):
     """Ranks of its own, and workers; Open MPI 5 takes these for the rank that has started them."""

@@ -301,10 +301,7 @@ def test_a_flood_during_start_up_has_no_effect(either_launcher, tmp_path):
     """They connect to all that the job listens on in two phases of its start-up, until its end."""
     program = [launchers.PROGRAMS / "flooded.py", tmp_path, PORTS]
     not_ours: set[tuple[str, int]] = set()
-    with (
-        launchers.start(either_launcher, 2, program) as job,
-        contextlib.ExitStack() as strangers,
-    ):
+    with launchers.start(either_launcher, 2, program) as job, contextlib.ExitStack() as strangers:
         # MPI's own; the address agreement, on whose socket the store serves later; the store, and
         # the companion process of rank 0.
         for phase, listeners in (("mpi", 0), ("address", 1), ("lifeline", 2)):
