@@ -131,9 +131,6 @@ def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
     assert len(lines_of(result, "mpiddp: rank ")) == 1
 
 
-# Other ends
-
-
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("name", "ranks", "stage", "who", "how", "said"),
@@ -206,11 +203,8 @@ def test_python_inspects_on_a_terminal_only(monkeypatch, is_terminal):
 def test_a_process_that_is_alone_waits_for_nobody():
     failure_handler = FailureHandler()
     failure_handler.begin_start(9.0)
-    said = failure_handler._explain_expiry("import torch")
-    assert said == (
-        "start-up did not get past 'import torch' within 9 s; to wait longer, increase --timeout "
-        "SECONDS"
-    )
+    said = "start-up did not get past 'import torch' within 9 s; to wait longer, increase --timeout"
+    assert failure_handler._explain_expiry("import torch") == f"{said} SECONDS"
 
 
 # Corners: what only one rank knows, children, second signals

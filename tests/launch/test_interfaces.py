@@ -29,9 +29,6 @@ LINK_LOCAL = Interface("usb0", ("169.254.3.4",), 1000)
 HOST = (LOOPBACK, DOCKER, LINK_LOCAL, SLOW, ETHERNET, INFINIBAND)
 
 
-# What the user's variables say
-
-
 @pytest.mark.parametrize(
     ("backend", "variable", "value", "fits"),
     [

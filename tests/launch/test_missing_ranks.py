@@ -290,6 +290,19 @@ def test_exit_codes(error, code):
     assert error_meaning.exit_code(error) == code
 
 
+@pytest.mark.parametrize(
+    ("module", "is_own"),
+    [("torch.distributed", False), ("mpiddp.launch.startup", False), ("__main__", True)],
+)
+def test_whose_a_hook_is(module, is_own, monkeypatch):
+    def hook(*_):
+        pass
+
+    hook.__module__ = module
+    monkeypatch.setattr(sys, "excepthook", hook)
+    assert error_meaning.has_own_hook() is is_own
+
+
 def read_recorded():
     path = launchers.ROOT / "tests" / "recorded" / "peer_loss.toml"
     return tomllib.loads(path.read_text(encoding="utf-8"))["message"]

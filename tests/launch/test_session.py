@@ -131,9 +131,6 @@ def test_an_interface_for_another_host_is_refused():
         find_route(solitary_world(), None, ["node7"], **options)
 
 
-# The block
-
-
 def block(result: launchers.Result) -> dict[str, str]:
     """The lines of the start-up block by their heads."""
     lines = result.stderr.splitlines()
@@ -144,7 +141,6 @@ def block(result: launchers.Result) -> dict[str, str]:
 
 NAMES = {"openmpi": r"Open MPI 5\.\S+", "openmpi4": r"Open MPI 4\.\S+", "mpich": r"MPICH \d\.\S+",
          "impi": r"Intel MPI 20\S+"}  # fmt: skip
-PHASES = ["MPI", "import torch", "address", "store", "group", "first all-reduce"]
 
 
 def test_the_block(recent_launcher):
@@ -164,7 +160,8 @@ def test_the_block(recent_launcher):
     assert rows["cores"] == describe_cores(masks)
     assert re.fullmatch(NAMES[recent_launcher.name], rows["MPI"])
     phases = re.findall(r"(\w[\w -]*?) (\d+\.\d{3}) \(rank ([01])\)(?:, |$)", rows["seconds"])
-    assert [phase for phase, *_ in phases] == PHASES
+    expected = ["MPI", "import torch", "address", "store", "group", "first all-reduce"]
+    assert [phase for phase, *_ in phases] == expected
     assert sum(float(seconds) for _, seconds, _ in phases) < 3 * result.seconds
     # Rank 0 knows how long each phase took, to the digits that are shown.
     shown = {phase: seconds for phase, seconds, _ in phases}
@@ -429,9 +426,6 @@ def test_one_host_that_stands_for_several_nodes_is_pointed_out():
     assert find_oddities(world, FOUR, roster) == []
     (oddity,) = find_oddities(world, FOUR, replace(roster, hostnames=("n1", "n2", "n1")))
     assert "3 nodes" in oddity and "n1 stands for several" in oddity
-
-
-# Real jobs
 
 
 @pytest.mark.mpi

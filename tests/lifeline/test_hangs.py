@@ -110,9 +110,6 @@ def test_whose_fault_it_is(ranks, verdict):
     assert re.fullmatch(pattern, said := "\n".join(find_verdict(more))), said
 
 
-# The file
-
-
 def test_reports_without_a_directory_have_a_place_and_old_ones_go(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("SLURM_JOB_ID", "17")

@@ -367,6 +367,14 @@ def test_the_first_rank_that_fails_reports(crew):
     assert job.errors() == ""
 
 
+def test_a_failure_counts_though_rank_0_s_companion_is_lost_after_it(crew):
+    job = crew([0, 1, 1])
+    assert job[1].ask("fail", 5, OWN) == ["decision", "report"]
+    os.kill(job.companions[0], signal.SIGKILL)
+    job.expect_end(5, 1, 2)
+    assert job.errors() == ""
+
+
 def test_of_ranks_that_fail_together_one_reports(crew):
     job = crew([0, 0, 0])
     for rank in job.ranks:

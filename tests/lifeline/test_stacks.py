@@ -739,9 +739,6 @@ def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
     assert found[1].record is None and found[1].frames
 
 
-# Which job
-
-
 def test_which_job(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
