@@ -147,19 +147,12 @@ TRAIN = """
         rank = dist.get_rank()
         total = torch.tensor([rank + 1.0])
         dist.all_reduce(total)
-        facts |= {
-            "argv": sys.argv,
-            "name": __name__,
-            "world": [rank, dist.get_world_size()],
-            "sum": total.item(),
-            "workers": {},
-        }
+        facts |= {"argv": sys.argv, "name": __name__, "sum": total.item(), "workers": {}}
+        facts["world"] = [rank, dist.get_world_size()]
         # A worker that is spawned imports torch again: on one rank alone.
         methods = ("fork", "spawn") if sys.argv[1] == "bare" else ()
         for method in methods[: 2 - rank]:
-            loader = DataLoader(
-                Squares(), batch_size=4, num_workers=1, multiprocessing_context=method
-            )
+            loader = DataLoader(Squares(), 4, num_workers=1, multiprocessing_context=method)
             facts["workers"][method] = [batch.sum().item() for batch in loader]
         dist.barrier()
         dist.destroy_process_group()

@@ -48,10 +48,6 @@ def held_elsewhere(path):
         yield process
 
 
-def fail(_: float) -> None:
-    raise AssertionError("it waits")
-
-
 def test_the_file_says_who_holds_it_and_that_it_was_released(path, monkeypatch):
     for name, value in zip((*SLURM, environment.SLURM_JOB_NAME), ("77", "2", "sweep"), strict=True):
         monkeypatch.setenv(name, value)
@@ -73,7 +69,7 @@ def test_another_process_is_refused_at_once_until_the_holder_ends(path):
     with held_elsewhere(path) as process:
         before = path.read_bytes()
         with pytest.raises(ConfigurationError) as caught:
-            acquire(path, pause=fail)
+            acquire(path, pause=pytest.fail)
         assert str(caught.value) == (
             f"name: the run a is in use by process {process.pid} on {os.uname().nodename}: "
             "choose another --name"
