@@ -209,13 +209,12 @@ def test_a_process_that_is_alone_waits_for_nobody():
 
 # Corners: what only one rank knows, children, second signals
 
-HELLO = "import mpiddp\nwith mpiddp.init(timeout=90) as session:\n    session.any(True)\n"
-
 
 @pytest.mark.mpi
 def test_a_rank_that_finds_no_mpi_says_so_itself():
+    hello = "import mpiddp\nwith mpiddp.init(timeout=90) as session:\n    session.any(True)\n"
     shell = '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && export MPI4PY_LIBMPI=/none; exec "$0" "$@"'
-    arguments = ["-c", shell, sys.executable, "-c", HELLO]
+    arguments = ["-c", shell, sys.executable, "-c", hello]
     result = launchers.run("openmpi", 2, arguments, python="sh").expect(3)
     (message,) = messages(result)
     assert message.startswith("mpiddp: rank 1 of 2 on ") and "no MPI library" in message
