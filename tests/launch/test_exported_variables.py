@@ -161,10 +161,8 @@ import os
 names = ("MPIDDP_EXPORTED", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "WORLD_SIZE")
 print(os.environ["MPIDDP_PORT_RANGE"], *(name for name in names if name in os.environ))
 """
-
-
-# What each start-up begins with.
 RANK = """
+# What each start-up begins with.
 import os
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.options import Options

@@ -29,11 +29,6 @@ def old(monkeypatch) -> None:
     monkeypatch.setattr(leftovers, "YOUNG_SECONDS", -1.0)
 
 
-def find_segments(process: int) -> set[Path]:
-    maps = Path("/proc", str(process), "maps").read_text()
-    return {Path(found) for found in re.findall(r"/dev/shm/\w*(?:segment|mpich_shm).*", maps)}
-
-
 def list_sessions(scratch: Path) -> list[Path]:
     return [*scratch.glob("ompi.[0-9]*"), *scratch.glob("ompi.*/pid.*")]
 
@@ -51,7 +46,8 @@ def test_files_of_a_killed_job_go_once_no_rank_lives(recent_launcher, monkeypatc
         ranks = job.ranks()
         scratch = Path(launchers.environ_of(ranks[0])["TMPDIR"])
         monkeypatch.setenv("TMPDIR", str(scratch))
-        segments = find_segments(ranks[0])
+        maps = Path("/proc", str(ranks[0]), "maps").read_text()
+        segments = {*map(Path, re.findall(r"/dev/shm/\w*(?:segment|mpich_shm).*", maps))}
         sessions = list_sessions(scratch)
         # Intel MPI's segments have no name any more.
         assert bool(segments) == (recent_launcher.name != "impi")

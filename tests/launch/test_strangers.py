@@ -217,10 +217,6 @@ def rank_listener() -> Iterator[Listener]:
         yield Listener(server.getsockname()[1], use)
 
 
-def count_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 # Only the benchmark's reads more than some bytes: at the others, most strangers are alike.
 CASES = [(benchmark, what) for what in WAYS]
 CASES += itertools.product((offers, doctor, lifeline, rank_listener), ("garbage", "slow", "idle"))
@@ -232,10 +228,10 @@ CASES += itertools.product((offers, doctor, lifeline, rank_listener), ("garbage"
 def test_a_stranger_keeps_nobody_out(listener, what, monkeypatch):
     monkeypatch.setattr(listener_module, "GREETING_SECONDS", 10 * HUNG)
     with listener() as listening:
-        before = count_descriptors()
+        before = len(os.listdir("/proc/self/fd"))
         with stranger(what, (HOST, listening.port)):
             # Far below the limit of 1,024 that most users have.
-            assert count_descriptors() - before < 300
+            assert len(os.listdir("/proc/self/fd")) - before < 300
             listening.use()
 
 
