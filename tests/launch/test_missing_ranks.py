@@ -303,12 +303,10 @@ def test_whose_a_hook_is(module, is_own, monkeypatch):
     assert error_meaning.has_own_hook() is is_own
 
 
-def read_recorded():
-    path = launchers.ROOT / "tests" / "recorded" / "peer_loss.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))["message"]
+RECORDED = tomllib.loads((launchers.ROOT / "tests/recorded/peer_loss.toml").read_text())
 
 
-@pytest.mark.parametrize("row", read_recorded(), ids=lambda row: row["source"])
+@pytest.mark.parametrize("row", RECORDED["message"], ids=lambda row: row["source"])
 def test_peer_loss_in_recorded_messages(row):
     kind = getattr(builtins, row["kind"], None) or getattr(torch.distributed, row["kind"])
     assert error_origin.is_peer_loss(kind(row["text"])) is row["lost"]

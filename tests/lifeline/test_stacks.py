@@ -269,13 +269,10 @@ def test_threads_that_come_and_go_survive_a_request(monkeypatch):
         assert process.poll() is None
 
 
-HEEDLESS = WRITES.replace("StackWriter()", "open(0)").replace(
-    "writer.descriptor", 'os.memfd_create("nothing")'
-)
-
-
 def test_a_process_that_heeds_no_signal_is_not_sent_one():
-    with hanging(f"{HEEDLESS}time.sleep(1000)") as (process, reader):
+    heedless = WRITES.replace("StackWriter()", "open(0)")
+    heedless = heedless.replace("writer.descriptor", 'os.memfd_create("nothing")')
+    with hanging(f"{heedless}time.sleep(1000)") as (process, reader):
         assert read_soon(reader) == []
         assert process.poll() is None
         assert reader.find_state() == "S"
