@@ -118,8 +118,7 @@ SAVE = ("save", {"point": "shards"})
 @pytest.mark.mpi
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("fault", "wanted"),
-    [SAVE, *(pytest.param(*each, marks=pytest.mark.long) for each in ATTEMPTS)],
+    ("fault", "wanted"), [SAVE, *(pytest.param(*each, marks=pytest.mark.long) for each in ATTEMPTS)]
 )
 def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Laboratory) -> None:
     record = check(fault, wanted, laboratory)

@@ -152,6 +152,14 @@ def test_ranks_are_divided_among_hosts(hosts, tmp_path, monkeypatch):
     assert "OMPI_MCA_orte_default_hostfile" in plan.unset
 
 
+def test_variables_are_named_for_an_mpirun_that_passes_none_on_over_ssh_and_for_no_other():
+    name = environment.JOB_DIRECTORY
+    rows = ((OPEN_MPI, True, ["-x", name]), (OPEN_MPI, False, []), (MPICH, True, []))
+    for kind, is_over_ssh, added in rows:
+        plan = launch_plan.LaunchPlan(kind, ("mpirun", "-n", "2"), is_over_ssh=is_over_ssh)
+        assert plan.make_words({name: "x", "HOME": "y"}) == ["mpirun", *added, "-n", "2"]
+
+
 def test_a_slip_in_the_number_of_ranks_is_refused(monkeypatch):
     answers = Answers({name: {"cores": 2} for name in "ab"}, {})
     monkeypatch.setattr(launch_plan, "ask_hosts", lambda *_: answers)

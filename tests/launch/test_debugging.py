@@ -24,13 +24,9 @@ DETAIL = distributed.DebugLevel.DETAIL
 @pytest.mark.by_default("openmpi")
 def test_variables_are_set_unless_the_user_has_and_detail_is_lowered(either_launcher, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    result = launchers.run(
-        either_launcher,
-        2,
-        ["-m", "mpiddp", "--debug", "--debug", "script.py"],
-        env={"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "detail"},
-        cwd=tmp_path,
-    ).expect(0)
+    words = ["-m", "mpiddp", "--debug", "--debug", "script.py"]
+    env = {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "detail"}
+    result = launchers.run(either_launcher, 2, words, env=env, cwd=tmp_path).expect(0)
     lines = launchers.drop_gloo_lines(result.stdout).splitlines()
     assert lines == ["DebugLevel.INFO INFO WARN 1 True True"] * 2
     [said] = re.findall(r"^mpiddp: --debug sets (.*)$", result.stderr, re.MULTILINE)

@@ -22,7 +22,7 @@ NAMES = ("FIRST", "SECOND", "THIRD", environment.EXPORTED)
 
 
 @pytest.fixture(autouse=True)
-def empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def empty(monkeypatch):
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
 
@@ -37,7 +37,7 @@ def become_another_process() -> None:
     os.environ[environment.EXPORTED] = json.dumps([os.getppid(), entries[1]])
 
 
-def test_another_process_puts_back_what_was_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_puts_back_what_was_there_before(monkeypatch):
     monkeypatch.setenv("SECOND", "the user's")
     monkeypatch.setenv("THIRD", "2")
     ExportedVariables().export({"FIRST": "1", "SECOND": "2", "THIRD": "3"})
@@ -56,9 +56,7 @@ def test_another_process_puts_back_what_was_there_before(monkeypatch: pytest.Mon
     assert not forget_inherited() and environment.JOB_DIRECTORY in os.environ
 
 
-def test_an_inner_session_gives_back_what_the_outer_one_has_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_inner_session_gives_back_what_the_outer_one_has_set(monkeypatch):
     monkeypatch.setenv("FIRST", "the user's")
     outer, inner = ExportedVariables(), ExportedVariables()
     outer.export({"FIRST": "1"})
@@ -91,7 +89,7 @@ def children_see() -> list[str | None]:
     return [found.get(name) for name in NAMES[:3]]
 
 
-def test_what_is_for_this_process_alone_reaches_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_for_this_process_alone_reaches_no_child(monkeypatch):
     monkeypatch.setenv("SECOND", "the user's")
     before = dict(os.environ)
     outer, inner = ExportedVariables(), ExportedVariables()
@@ -122,9 +120,7 @@ print([os.environ.get(name) for name in ("FIRST", "SECOND", "THIRD")])
 """
 
 
-def test_a_launch_from_a_rank_keeps_what_its_launcher_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_launch_from_a_rank_keeps_what_its_launcher_says(monkeypatch):
     """Though that is a number that the rank has itself."""
     monkeypatch.setenv("PYTHONPATH", str(launchers.ROOT))
     monkeypatch.setenv("FIRST", "the user's")
@@ -141,7 +137,7 @@ def test_a_launch_from_a_rank_keeps_what_its_launcher_says(
 
 
 @pytest.mark.parametrize("text", ["{", '[1, {"FIRST": 3}]', '[1, {"FIRST": [1, null]}]'])
-def test_a_damaged_list_does_no_harm(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_list_does_no_harm(text, monkeypatch):
     monkeypatch.setenv(environment.EXPORTED, text)
     monkeypatch.setenv("FIRST", "1")
     forget_inherited()
@@ -165,10 +161,8 @@ import os
 names = ("MPIDDP_EXPORTED", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "WORLD_SIZE")
 print(os.environ["MPIDDP_PORT_RANGE"], *(name for name in names if name in os.environ))
 """
-
-
-# What each start-up begins with.
 RANK = """
+# What each start-up begins with.
 import os
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.options import Options

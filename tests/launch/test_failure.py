@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -130,9 +131,6 @@ def test_ranks_that_all_fail_alike_say_so_once(either_launcher, tmp_path):
     assert len(lines_of(result, "mpiddp: rank ")) == 1
 
 
-# Other ends
-
-
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("name", "ranks", "stage", "who", "how", "said"),
@@ -205,22 +203,18 @@ def test_python_inspects_on_a_terminal_only(monkeypatch, is_terminal):
 def test_a_process_that_is_alone_waits_for_nobody():
     failure_handler = FailureHandler()
     failure_handler.begin_start(9.0)
-    said = failure_handler._explain_expiry("import torch")
-    assert said == (
-        "start-up did not get past 'import torch' within 9 s; to wait longer, increase --timeout "
-        "SECONDS"
-    )
+    said = "start-up did not get past 'import torch' within 9 s; to wait longer, increase --timeout"
+    assert failure_handler._explain_expiry("import torch") == f"{said} SECONDS"
 
 
 # Corners: what only one rank knows, children, second signals
 
-HELLO = "import mpiddp\nwith mpiddp.init(timeout=90) as session:\n    session.any(True)\n"
-
 
 @pytest.mark.mpi
 def test_a_rank_that_finds_no_mpi_says_so_itself():
+    hello = "import mpiddp\nwith mpiddp.init(timeout=90) as session:\n    session.any(True)\n"
     shell = '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && export MPI4PY_LIBMPI=/none; exec "$0" "$@"'
-    arguments = ["-c", shell, sys.executable, "-c", HELLO]
+    arguments = ["-c", shell, sys.executable, "-c", hello]
     result = launchers.run("openmpi", 2, arguments, python="sh").expect(3)
     (message,) = messages(result)
     assert message.startswith("mpiddp: rank 1 of 2 on ") and "no MPI library" in message
@@ -390,18 +384,8 @@ def test_the_outcome_of_a_run(tmp_path):
     failure_handler.run_directory = tmp_path
     failure_handler.run = FixedProgress(attempt=2, step=17)
     failure_handler.finish()
-    assert read_outcome(tmp_path) == {
-        "code": 0,
-        "reason": "done",
-        "rank": 3,
-        "host": "node2",
-        "step": 17,
-        "attempt": 2,
-        "lost_rank": None,
-        "lost_host": None,
-        "node_fault": None,
-        "path": None,
-    }
+    done = Outcome(code=0, reason="done", rank=3, host="node2", step=17, attempt=2)
+    assert read_outcome(tmp_path) == {**asdict(done), "path": None}
     assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
     for text in ("", "[1]", '"x"'):
         (tmp_path / "outcome.json").write_text(text)

@@ -104,8 +104,7 @@ def test_a_rank_that_no_front_started_says_so_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "is_old"),
-    [("2.8.0+cu128", True), ("2.10.0a0+git449b176", False), ("3.0", False)],
+    ("version", "is_old"), [("2.8.0+cu128", True), ("2.10.0a0+git449b176", False), ("3.0", False)]
 )
 def test_a_torch_that_is_too_old(version, is_old, tmp_path):
     (tmp_path / "torch").mkdir()

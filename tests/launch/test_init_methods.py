@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import secrets
+import socket
 import textwrap
 from collections.abc import Iterator
 from datetime import timedelta
@@ -159,7 +160,7 @@ def make_groups(seconds: float = 60) -> ScriptGroups:
 
 def test_who_waits_for_others_than_the_ranks_waits_for_the_timeout(monkeypatch, capfd):
     """As a server whose clients do not come."""
-    rank = 0
+    from torch.distributed import DistNetworkError
     from torch.distributed.rendezvous import rendezvous
 
     monkeypatch.setenv(AGENT, "True")
@@ -167,12 +168,17 @@ def test_who_waits_for_others_than_the_ranks_waits_for_the_timeout(monkeypatch, 
     try:
         with ports.reserve(HERE) as holder:
             place = f"{HERE}:{holder.getsockname()[1]}"
-            asked = rendezvous(f"tcp://{place}", rank, 3, timeout=timedelta(seconds=900))
+            asked = rendezvous(f"tcp://{place}", 0, 3, timeout=timedelta(seconds=900))
             with pytest.raises(UnreachableError) as caught:
                 next(asked)
+        # What fails at once is torch's own.
+        with socket.create_server((HERE, 0)) as server:
+            place_in_use = f"tcp://{HERE}:{server.getsockname()[1]}"
+            with pytest.raises(DistNetworkError, match="EADDRINUSE"):
+                next(rendezvous(place_in_use, 0, 3, timeout=SECONDS))
     finally:
         undo()
-    text = f"init_process_group() with rank {rank} of 3 did not meet the others at {place}: "
+    text = f"init_process_group() with rank 0 of 3 did not meet the others at {place}: "
     assert str(caught.value).startswith(text)
     assert str(caught.value).endswith(" (MPI has started 2 ranks)")
     assert (
@@ -202,11 +208,15 @@ def test_a_forked_child_is_no_rank(monkeypatch):
     answer = make_groups().wrap(show)
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send(next(answer(URL))[0]))
+    soon = timedelta(seconds=5)
+    asked: list[Any] = [{}, {"timeout": soon}]
+    child = context.Process(
+        target=lambda: sender.send([next(answer(URL, **each))[0] for each in asked])
+    )
     child.start()
     try:
         assert receiver.poll(60)
-        assert receiver.recv() == (URL, "False", timedelta(seconds=60))
+        assert receiver.recv() == [(URL, "False", SECONDS), (URL, "False", soon)]
     finally:
         child.join(60)
 

@@ -29,9 +29,6 @@ LINK_LOCAL = Interface("usb0", ("169.254.3.4",), 1000)
 HOST = (LOOPBACK, DOCKER, LINK_LOCAL, SLOW, ETHERNET, INFINIBAND)
 
 
-# What the user's variables say
-
-
 @pytest.mark.parametrize(
     ("backend", "variable", "value", "fits"),
     [
@@ -77,6 +74,7 @@ BRIDGES = ("br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge")
             for name in BRIDGES
         ),
         (HOST, "=docker0", 2, ["172.17.0.1"]),
+        (HOST, "=lo", 2, ["127.0.0.1"]),
         (HOST, "^docker,usb,lo,eth", 2, ["10.1.0.1"]),
         # Who asks for it on one node gets it.
         (HOST, "=eth0", 1, ["10.0.0.1"]),

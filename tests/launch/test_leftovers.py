@@ -29,11 +29,6 @@ def old(monkeypatch) -> None:
     monkeypatch.setattr(leftovers, "YOUNG_SECONDS", -1.0)
 
 
-def find_segments(process: int) -> set[Path]:
-    maps = Path("/proc", str(process), "maps").read_text()
-    return {Path(found) for found in re.findall(r"/dev/shm/\w*(?:segment|mpich_shm).*", maps)}
-
-
 def list_sessions(scratch: Path) -> list[Path]:
     return [*scratch.glob("ompi.[0-9]*"), *scratch.glob("ompi.*/pid.*")]
 
@@ -51,7 +46,8 @@ def test_files_of_a_killed_job_go_once_no_rank_lives(recent_launcher, monkeypatc
         ranks = job.ranks()
         scratch = Path(launchers.environ_of(ranks[0])["TMPDIR"])
         monkeypatch.setenv("TMPDIR", str(scratch))
-        segments = find_segments(ranks[0])
+        maps = Path("/proc", str(ranks[0]), "maps").read_text()
+        segments = {*map(Path, re.findall(r"/dev/shm/\w*(?:segment|mpich_shm).*", maps))}
         sessions = list_sessions(scratch)
         # Intel MPI's segments have no name any more.
         assert bool(segments) == (recent_launcher.name != "impi")
@@ -99,12 +95,10 @@ def test_what_is_open_is_in_use(place, old):
 
 
 def test_what_is_young_or_not_known_stays(place):
-    dead, living = 2**22 + 1, os.getpid()
-    names = (
-        "sm_segment.host.0.1.0", "vader_segment.host.0.1.0", "mpich_shm_1", "ucx_shm_posix_1",
-        "segment",
-    )  # fmt: skip
-    kept = [place / names[-1], *(make_session(place, n) for n in (living,))]
+    dead = 2**22 + 1
+    names = [f"{kind}_segment.host.0.1.0" for kind in ("sm", "vader")]
+    names += ["mpich_shm_1", "ucx_shm_posix_1", "segment"]
+    kept = [place / names[-1], make_session(place, os.getpid())]
     kept.append(make_session(place, dead + 1, host="elsewhere"))
     lacking = make_session(place, dead + 2)
     (lacking / "hwloc.sm").unlink()

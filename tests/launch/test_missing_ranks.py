@@ -17,7 +17,7 @@ import pytest
 import torch.distributed
 
 import launchers
-from mpiddp.errors import PeerLostError
+from mpiddp.errors import OWN, PEER, REPEATED, PeerFailedError, PeerLostError
 from mpiddp.launch.failure import (
     error_meaning,
     error_origin,
@@ -209,25 +209,15 @@ def test_a_process_that_is_continued_to_be_ended_says_nothing():
 # One voice per node for processes that cannot ask each other
 
 
-CLAIM = """
-from mpiddp.launch.failure.reporting_rank import claim_node
-held = claim_node()
-print(held is not None)
-"""
-
-
 def claim(more: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", f"{CLAIM}\n{more}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=launchers.clean_environment(),
-    )
+    program = "from mpiddp.launch.failure.reporting_rank import claim_node; held = claim_node(); "
+    command = [sys.executable, "-c", f"{program}print(held is not None, flush=True); {more}"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=launchers.clean_environment(), **pipes)
 
 
 def test_the_first_of_a_parents_processes_has_the_claim_until_it_ends():
-    with claim("import sys\nsys.stdout.flush()\nsys.stdin.read()") as first:
+    with claim("import sys; sys.stdin.read()") as first:
         assert first.stdout is not None and first.stdout.readline() == "True\n"
         assert claim().communicate(timeout=20)[0] == "False\n"
         first.communicate(timeout=20)
@@ -300,15 +290,33 @@ def test_exit_codes(error, code):
     assert error_meaning.exit_code(error) == code
 
 
-def read_recorded():
-    path = launchers.ROOT / "tests" / "recorded" / "peer_loss.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))["message"]
+@pytest.mark.parametrize(
+    ("module", "is_own"),
+    [("torch.distributed", False), ("mpiddp.launch.startup", False), ("__main__", True)],
+)
+def test_whose_a_hook_is(module, is_own, monkeypatch):
+    def hook(*_):
+        pass
+
+    hook.__module__ = module
+    monkeypatch.setattr(sys, "excepthook", hook)
+    assert error_meaning.has_own_hook() is is_own
 
 
-@pytest.mark.parametrize("row", read_recorded(), ids=lambda row: row["source"])
+RECORDED = tomllib.loads((launchers.ROOT / "tests/recorded/peer_loss.toml").read_text())
+
+
+@pytest.mark.parametrize("row", RECORDED["message"], ids=lambda row: row["source"])
 def test_peer_loss_in_recorded_messages(row):
     kind = getattr(builtins, row["kind"], None) or getattr(torch.distributed, row["kind"])
     assert error_origin.is_peer_loss(kind(row["text"])) is row["lost"]
+
+
+def test_whose_an_error_is_even_if_it_hides_its_cause():
+    hidden = ValueError("no number")
+    hidden.__context__, hidden.__suppress_context__ = PeerLostError("gone"), True
+    errors = (hidden, PeerFailedError("told"), KeyError("k"))
+    assert [*map(error_origin.find_origin, errors)] == [PEER, REPEATED, OWN]
 
 
 def test_faults_of_a_machine(tmp_path):

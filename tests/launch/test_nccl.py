@@ -76,22 +76,18 @@ class Backend:
     """One of torch's, by what its releases know; ``error`` is what it has found."""
 
     def __init__(self, hooks=True, errors=True):
-        self.error = "SUCCESS"
-        self._errors = errors
-        self.hooks = {}
-        if not hooks:
-            # As pybind says it of a class that lacks the method.
-            self.register_abort_hook = self._lack
-
-    def _lack(self, *_):
-        raise AttributeError("register_abort_hook")
+        self.error, self.hooks = "SUCCESS", {}
+        self._has_hooks, self._has_errors = hooks, errors
 
     def register_abort_hook(self, number, hook):
+        if not self._has_hooks:
+            # As pybind says it of a class that lacks the method.
+            raise AttributeError("register_abort_hook")
         assert number not in self.hooks
         self.hooks[number] = hook
 
     def get_error(self):
-        if not self._errors:
+        if not self._has_errors:
             raise AttributeError("get_error")
         return SimpleNamespace(name=self.error)
 

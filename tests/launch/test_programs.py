@@ -47,17 +47,19 @@ def test_flags(tmp_path, monkeypatch, version, user, ranks, flags):
 
 
 OURS = "OMPI_MCA_pml=ob1 UCX_MEM_EVENTS=n"
+YIELDING = " OMPI_MCA_mpi_yield_when_idle=1"
 
 
 @pytest.mark.parametrize(
     ("version", "few", "many"),
     [
-        (OPEN_MPI_4, f"{OURS} OMPI_MCA_hwloc_base_binding_policy=none",
-         " OMPI_MCA_mpi_yield_when_idle=1"),
+        (OPEN_MPI_5, f"{OURS} PRTE_MCA_hwloc_default_binding_policy=none", YIELDING),
+        (OPEN_MPI_4, f"{OURS} OMPI_MCA_hwloc_base_binding_policy=none", YIELDING),
+        (HYDRA, "HYDRA_IFACE=lo", ""),
         (INTEL, "I_MPI_PIN=off", ""),
         ("something else", "", ""),
     ],
-)  # fmt: skip
+)
 def test_variables_for_ranks_of_one_machine(tmp_path, version, few, many):
     mpirun = programs.find_mpirun(str(make_mpirun(tmp_path, version)), {})
     for ranks, expected in ((4, few), (5, few + many)):

@@ -3,11 +3,12 @@
 import os
 import sys
 import textwrap
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import launchers
+from mpiddp.launch.mpi import mpi
 from mpiddp.launch.script import silence
 
 PREFIX = ["-m", "mpiddp", "--quiet"]
@@ -45,6 +46,27 @@ def test_a_script_may_start_and_end_mpi_itself(recent_launcher, tmp_path):
     result = run(recent_launcher, tmp_path, OWN).expect(0)
     assert result.stdout.splitlines() == ["sum 2.0"] * 2
     assert "MPI_" not in result.stderr.upper() and "hint" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("is_own", "is_left", "is_ended"),
+    [(True, False, True), (False, True, True), (False, False, False)],
+)
+def test_mpi_is_ended_once_who_has_started_it_has_done_with_it(
+    is_own, is_left, is_ended, monkeypatch
+):
+    ended = []
+    monkeypatch.setattr(mpi, "finalize", ended.append)
+    monkeypatch.setattr(mpi, "has_ended", lambda _: False)
+    names = ("Init", "Init_thread", "Finalize", "Is_finalized")
+    module = SimpleNamespace(**dict.fromkeys(names, lambda: False))
+    before = dict(vars(module))
+    kept = mpi.KeptMpi(module, is_own=is_own)
+    if is_left:
+        module.Finalize()
+    assert module.Is_finalized() is is_left and not ended
+    kept.close()
+    assert ended == [module] * is_ended and vars(module) == before
 
 
 LIBRARY = """
@@ -99,8 +121,7 @@ ALLOWED = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("name", "asks", "workers"),
-    [("openmpi", "asks", ["0", "1"]), ("mpich", "", ["None", "None"])],
+    ("name", "asks", "workers"), [("openmpi", "asks", ["0", "1"]), ("mpich", "", ["None", "None"])]
 )
 def test_what_a_rank_starts_may_use_mpi(name, asks, workers, tmp_path):
     """Ranks of its own, and workers; Open MPI 5 takes these for the rank that has started them."""

@@ -147,19 +147,12 @@ TRAIN = """
         rank = dist.get_rank()
         total = torch.tensor([rank + 1.0])
         dist.all_reduce(total)
-        facts |= {
-            "argv": sys.argv,
-            "name": __name__,
-            "world": [rank, dist.get_world_size()],
-            "sum": total.item(),
-            "workers": {},
-        }
+        facts |= {"argv": sys.argv, "name": __name__, "sum": total.item(), "workers": {}}
+        facts["world"] = [rank, dist.get_world_size()]
         # A worker that is spawned imports torch again: on one rank alone.
         methods = ("fork", "spawn") if sys.argv[1] == "bare" else ()
         for method in methods[: 2 - rank]:
-            loader = DataLoader(
-                Squares(), batch_size=4, num_workers=1, multiprocessing_context=method
-            )
+            loader = DataLoader(Squares(), 4, num_workers=1, multiprocessing_context=method)
             facts["workers"][method] = [batch.sum().item() for batch in loader]
         dist.barrier()
         dist.destroy_process_group()
@@ -214,30 +207,6 @@ def test_threads_and_exit_functions_still_find_the_launch(tmp_path):
     result, found = train("openmpi", 2, ["late"], tmp_path)
     check(found, 2, ["late"])
     assert {"left with rank 0", "left with rank 1"} <= set(result.stdout.splitlines())
-
-
-FAILS = """
-    import os, time
-    import torch.distributed as dist
-    dist.init_process_group()
-    if os.environ["RANK"] == "1":
-        raise KeyError("x")
-    time.sleep(60)
-"""
-
-
-@pytest.mark.mpi
-def test_one_rank_of_a_script_ends_the_job(tmp_path):
-    script = tmp_path / "fails.py"
-    script.write_text(textwrap.dedent(FAILS))
-    result = launchers.run("mpich", 2, [*PREFIX, script]).expect(1)
-    assert result.stderr.count("KeyError: 'x'") == 1
-    assert result.stderr.count("Traceback (most recent call last)") == 1
-    lines = result.stderr.splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.endswith("recent call last):"))
-    # Nothing of mpiddp or runpy stands between the head and the script's own frame.
-    assert lines[begin + 1].startswith(f'  File "{script}", line ')
-    assert "mpiddp: rank 1 of 2 on " in lines[begin - 1]
 
 
 def test_a_script_that_calls_init_is_described_once_and_a_misplaced_option_noted(tmp_path):
@@ -307,12 +276,13 @@ def test_a_pipe_is_read_once(tmp_path):
 
 def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):
     script = tmp_path / "hooked.py"
+    # A debugger's hook talks to its user, and so needs the main thread.
+    show = "lambda kind, error, trace: print('hooked', error, threading.current_thread().name)"
     script.write_text(
-        "import sys\nsys.excepthook = lambda kind, error, trace: print('hooked', error)\n"
-        "raise ValueError('by me')\n"
+        f"import sys, threading\nsys.excepthook = {show}\nraise ValueError('by me')\n"
     )
     _, ours = compare([script], tmp_path)
-    assert ours.returncode == 1 and ours.stdout == "hooked by me\n"
+    assert ours.returncode == 1 and ours.stdout == "hooked by me MainThread\n"
     assert "Traceback" not in ours.stderr
 
 

@@ -41,6 +41,13 @@ def test_what_every_rank_is_given(recent_launcher, ranks):
         assert row["is_torchelastic_launched"] is True
         # Though scripts find a rank's numbers under all names.
         assert row["launcher"] == ("openmpi" if "open" in recent_launcher.name else "hydra")
+    check_listening(found)
+    masks = [set(row["cores"]) for row in found]
+    for row, mask in zip(found, masks, strict=True):
+        share = sum(Fraction(1, sum(core in other for other in masks)) for core in mask)
+        threads = max(1, int(share))
+        assert (row["threads"], row["torch threads"]) == (threads, threads)
+        assert row["set"]["OMP_NUM_THREADS"] == str(threads)
 
 
 def check_environment(found: list[dict]) -> None:
@@ -92,18 +99,7 @@ def test_without_mpi_the_environment_is_the_same():
     assert found[0]["changed afterwards"] == {}
     assert found[0]["hook afterwards"].startswith("torch.") and not found[0]["open afterwards"]
     assert "finalized" not in found[0]
-    check_listening(found, "127.0.0.1")
-
-
-@pytest.mark.parametrize("ranks", SIZES)
-def test_cores_are_shared(recent_launcher, ranks):
-    found, _ = facts.collect(recent_launcher.name, ranks)
-    masks = [set(row["cores"]) for row in found]
-    for row, mask in zip(found, masks, strict=True):
-        share = sum(Fraction(1, sum(core in other for other in masks)) for core in mask)
-        threads = max(1, int(share))
-        assert (row["threads"], row["torch threads"]) == (threads, threads)
-        assert row["set"]["OMP_NUM_THREADS"] == str(threads)
+    check_listening(found)
 
 
 def test_what_the_user_chose_is_kept():
@@ -119,25 +115,13 @@ def test_what_the_user_chose_is_kept():
     assert row["changed afterwards"] == {}
 
 
-def check_listening(found: list[dict], address: str) -> None:
+def check_listening(found: list[dict]) -> None:
     for rank, row in enumerate(found):
-        assert {host for host, _ in row["listening"]} <= {address}
+        assert {host for host, _ in row["listening"]} <= {"127.0.0.1"}
         # Rank 0 holds the store; every rank of a Gloo group listens for its peers, and so does
         # UCX.
         assert (row["master"] in row["listening"]) == (rank == 0)
         assert len(row["listening"]) <= 3 + (rank == 0)
-
-
-@pytest.mark.parametrize("ranks", SIZES)
-def test_nothing_listens_outside_the_interface(recent_launcher, ranks):
-    found, _ = facts.collect(recent_launcher.name, ranks)
-    check_listening(found, "127.0.0.1")
-
-
-# Interfaces that are not there
-
-
-NO_INTERFACE = "GLOO_SOCKET_IFNAME is 'nosuch', but the interfaces of "
 
 
 def test_an_interface_for_another_host_is_refused():
@@ -145,9 +129,6 @@ def test_an_interface_for_another_host_is_refused():
     said = "^--interface 'nosuch.local=lo' names none of the job's hosts, which are node7: expected"
     with pytest.raises(ConfigurationError, match=said):
         find_route(solitary_world(), None, ["node7"], **options)
-
-
-# The block
 
 
 def block(result: launchers.Result) -> dict[str, str]:
@@ -160,7 +141,6 @@ def block(result: launchers.Result) -> dict[str, str]:
 
 NAMES = {"openmpi": r"Open MPI 5\.\S+", "openmpi4": r"Open MPI 4\.\S+", "mpich": r"MPICH \d\.\S+",
          "impi": r"Intel MPI 20\S+"}  # fmt: skip
-PHASES = ["MPI", "import torch", "address", "store", "group", "first all-reduce"]
 
 
 def test_the_block(recent_launcher):
@@ -180,7 +160,8 @@ def test_the_block(recent_launcher):
     assert rows["cores"] == describe_cores(masks)
     assert re.fullmatch(NAMES[recent_launcher.name], rows["MPI"])
     phases = re.findall(r"(\w[\w -]*?) (\d+\.\d{3}) \(rank ([01])\)(?:, |$)", rows["seconds"])
-    assert [phase for phase, *_ in phases] == PHASES
+    expected = ["MPI", "import torch", "address", "store", "group", "first all-reduce"]
+    assert [phase for phase, *_ in phases] == expected
     assert sum(float(seconds) for _, seconds, _ in phases) < 3 * result.seconds
     # Rank 0 knows how long each phase took, to the digits that are shown.
     shown = {phase: seconds for phase, seconds, _ in phases}
@@ -373,7 +354,7 @@ def test_in_a_notebook_errors_raise_and_the_kernel_lives():
     assert "mpiddp.init() was called in this process before" in lines[2] and "close()" in lines[2]
     assert lines[3].startswith("raised: backend nccl needs a GPU")
     assert lines[4].startswith("raised: timeout: expected seconds above 0")
-    assert lines[5].startswith(f"raised: {NO_INTERFACE}")
+    assert lines[5].startswith("raised: GLOO_SOCKET_IFNAME is 'nosuch', but the interfaces of ")
     assert lines[6] == "the cell failed, the kernel lives"
     assert "default group exists already" in lines[7] and len(lines) == 8
     assert "Traceback" not in result.stderr
@@ -429,10 +410,6 @@ def test_sizes_that_differ_are_refused(size, said):
         check_size(size, OPEN_MPI, FOUR)
 
 
-def roster(*hostnames):
-    return Roster(hostnames, (1,) * len(hostnames), tuple(range(len(hostnames))))
-
-
 def test_one_process_alone_in_an_allocation_is_pointed_out(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "8")
     (oddity,) = find_oddities(solitary_world(), None, None)
@@ -445,17 +422,10 @@ def test_one_process_alone_in_an_allocation_is_pointed_out(monkeypatch):
 
 def test_one_host_that_stands_for_several_nodes_is_pointed_out():
     world = World(0, 3, 0, 1, 0, 3, "n1", "n1")
-    assert find_oddities(world, FOUR, roster("n1", "n2", "n3")) == []
-    (oddity,) = find_oddities(world, FOUR, roster("n1", "n2", "n1"))
+    roster = Roster(("n1", "n2", "n3"), (1, 1, 1), (0, 1, 2))
+    assert find_oddities(world, FOUR, roster) == []
+    (oddity,) = find_oddities(world, FOUR, replace(roster, hostnames=("n1", "n2", "n1")))
     assert "3 nodes" in oddity and "n1 stands for several" in oddity
-
-
-# Real jobs
-
-
-def places(found):
-    keys = ("node_rank", "node_count", "local_rank", "local_size")
-    return [tuple(row["world"][key] for key in keys) for row in found]
 
 
 @pytest.mark.mpi
@@ -463,7 +433,9 @@ def test_uneven_nodes():
     # Even ranks on one node, odd ones on the other: 0 and 2, and 1 by itself.
     variables = (("MPIR_CVAR_ODD_EVEN_CLIQUES", "1"),)
     found, result = facts.collect("mpich", 3, "lo", variables)
-    assert places(found) == [(0, 2, 0, 2), (1, 2, 0, 1), (0, 2, 1, 2)]
+    keys = ("node_rank", "node_count", "local_rank", "local_size")
+    places = [tuple(row["world"][key] for key in keys) for row in found]
+    assert places == [(0, 2, 0, 2), (1, 2, 0, 1), (0, 2, 1, 2)]
     assert [row["set"]["LOCAL_WORLD_SIZE"] for row in found] == ["2", "1", "2"]
     assert [row["set"]["GROUP_RANK"] for row in found] == ["0", "1", "0"]
     host = found[0]["gethostname"]

@@ -57,9 +57,8 @@ def test_a_run_that_is_stopped_says_so(name, ranks, number, whom, tmp_path):
             time.sleep(1)
         os.kill(found[0 if "first" in whom else ranks - 1], number)
         result = job.wait()
-    assert result.returncode in (128 + number, *((signal.SIGKILL, TERM) if ranks > 1 else ())), (
-        result
-    )
+    codes = (128 + number, *((signal.SIGKILL, TERM) if ranks > 1 else ()))
+    assert result.returncode in codes, result
     check(result, tmp_path, number, ranks)
 
 

@@ -76,10 +76,8 @@ def test_nodes_and_ranks(slurm_cluster, tmp_path):
     ("library", "mpi"),
     [
         ("openmpi", "pmix"),
-        *(
-            pytest.param("impi", each, marks=launchers.marks_of("impi"))
-            for each in ("pmi2", "pmix")
-        ),
+        pytest.param("impi", "pmi2", marks=launchers.marks_of("impi")),
+        pytest.param("impi", "pmix", marks=launchers.marks_of("impi")),
     ],
 )
 def test_uneven_nodes_in_cyclic_order(library, mpi, slurm_cluster, tmp_path):

@@ -217,10 +217,6 @@ def rank_listener() -> Iterator[Listener]:
         yield Listener(server.getsockname()[1], use)
 
 
-def count_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 # Only the benchmark's reads more than some bytes: at the others, most strangers are alike.
 CASES = [(benchmark, what) for what in WAYS]
 CASES += itertools.product((offers, doctor, lifeline, rank_listener), ("garbage", "slow", "idle"))
@@ -232,10 +228,10 @@ CASES += itertools.product((offers, doctor, lifeline, rank_listener), ("garbage"
 def test_a_stranger_keeps_nobody_out(listener, what, monkeypatch):
     monkeypatch.setattr(listener_module, "GREETING_SECONDS", 10 * HUNG)
     with listener() as listening:
-        before = count_descriptors()
+        before = len(os.listdir("/proc/self/fd"))
         with stranger(what, (HOST, listening.port)):
             # Far below the limit of 1,024 that most users have.
-            assert count_descriptors() - before < 300
+            assert len(os.listdir("/proc/self/fd")) - before < 300
             listening.use()
 
 
@@ -301,10 +297,7 @@ def test_a_flood_during_start_up_has_no_effect(either_launcher, tmp_path):
     """They connect to all that the job listens on in two phases of its start-up, until its end."""
     program = [launchers.PROGRAMS / "flooded.py", tmp_path, PORTS]
     not_ours: set[tuple[str, int]] = set()
-    with (
-        launchers.start(either_launcher, 2, program) as job,
-        contextlib.ExitStack() as strangers,
-    ):
+    with launchers.start(either_launcher, 2, program) as job, contextlib.ExitStack() as strangers:
         # MPI's own; the address agreement, on whose socket the store serves later; the store, and
         # the companion process of rank 0.
         for phase, listeners in (("mpi", 0), ("address", 1), ("lifeline", 2)):

@@ -112,9 +112,6 @@ def test_whose_fault_it_is(ranks, verdict):
     assert re.fullmatch(pattern, said := "\n".join(find_verdict(more))), said
 
 
-# The file
-
-
 def test_reports_without_a_directory_have_a_place_and_old_ones_go(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("SLURM_JOB_ID", "17")
@@ -198,10 +195,6 @@ CALLS = {
     "ddp": r"all_reduce \d+ \(\S+ float32, hanging\.py:\d+\)",
     "own": r"mpiddp\.all_reduce \d+ \(4,096 float32, hanging\.py:\d+\)",
 }
-SECONDS = {"worker": "20"}
-"""Of the stall: longer than a busy machine takes for a worker's start."""
-
-
 DEFAULT = (("other", "ddp"), ("worker", "own"))
 
 
@@ -214,7 +207,9 @@ DEFAULT = (("other", "ddp"), ("worker", "own"))
     ],
 )
 def test_a_planted_culprit_is_named(kind, who, tmp_path):
-    front = ["-m", "mpiddp", "--quiet", "--stall-timeout", SECONDS.get(kind, "8")]
+    # Longer than a busy machine takes for a worker's start.
+    seconds = "20" if kind == "worker" else "8"
+    front = ["-m", "mpiddp", "--quiet", "--stall-timeout", seconds]
     words = [*front, launchers.PROGRAMS / "hanging.py", kind, who]
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
     result = launchers.run("openmpi", 3, words, cwd=tmp_path, env=env)

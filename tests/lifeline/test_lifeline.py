@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 import launchers
+from copies import write_program
 from mpiddp.errors import OWN, PEER, REPEATED
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.lifeline import lifeline, requests
@@ -49,13 +50,6 @@ TOKEN, CLIENTS = "0" * 32, "1" * 32
 HUNG = 20.0
 """Seconds after which something is taken to hang, however busy the machine is."""
 LOCAL = "127.0.0.1"
-LISTENING = "00010000"
-"""The flags of such a socket in /proc/net/unix."""
-
-
-def drop_place(errors: str) -> str:
-    """Without the line that names the file with the whole report."""
-    return re.sub(r"(?m)^  the whole report: .*\n", "", errors)
 
 
 class Rank:
@@ -94,7 +88,8 @@ class Rank:
         assert self.ask("settle") == ["settled"]
 
     def errors(self) -> str:
-        return drop_place(self._errors.read_text())
+        """But for the line that names the file with the whole report."""
+        return re.sub(r"(?m)^  the whole report: .*\n", "", self._errors.read_text())
 
 
 class Crew:
@@ -154,7 +149,8 @@ class Crew:
 def find_listening(address: str) -> int:
     """The process that listens at a local address, by the socket: it is nobody's child."""
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    (inode,) = (row[6] for row in rows if row[3] == LISTENING and row[-1] == address)
+    # The fourth column has its flags.
+    (inode,) = (row[6] for row in rows if row[3] == "00010000" and row[-1] == address)
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # It ends, or one of its files is closed.
             if f"socket:[{inode}]" in map(os.readlink, (process / "fd").iterdir()):
@@ -176,8 +172,9 @@ def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
 
     yield make
     for each in crews:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each[0].process.pid, signal.SIGKILL)
         for rank in each.ranks:
-            rank.process.kill()
             rank.process.communicate()
         for companion in each.find_companions():
             os.kill(companion, signal.SIGCONT)
@@ -187,8 +184,6 @@ def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator:
 KILLED = r"it was killed by SIGKILL \(by the kernel if memory ran out: see dmesg\)"
 LEFT = "it left with exit code {} without closing its session"
 
-
-LONG = pytest.mark.long
 ONE_EVENT = f"decision.MILD_SECONDS = {HUNG}"
 """However late they are heard, ends belong together."""
 
@@ -352,6 +347,15 @@ def test_a_companion_that_is_killed_is_noticed(crew):
     assert f"rank 0 of 2 on node0 {said}" in job.errors()
 
 
+def test_ranks_do_not_outlive_the_program_that_started_one(crew, tmp_path, monkeypatch):
+    shell = write_program(tmp_path / "python", f'{sys.executable} "$@"; exit $?')
+    monkeypatch.setattr(sys, "executable", str(shell))
+    job = crew([0, 0])
+    job[1].process.kill()
+    job.expect_end(6, 0)
+    assert "rank 1 of 2 on node0 was lost: the program that started it has gone" in job.errors()
+
+
 def test_the_first_rank_that_fails_reports(crew):
     job = crew([0, 0, 1])
     assert job[2].ask("fail", 5, OWN) == ["decision", "report"]
@@ -360,6 +364,14 @@ def test_the_first_rank_that_fails_reports(crew):
     # It was to end the job, and has gone without.
     job[2].tell("exit", 5)
     job.expect_end(5, 0, 1)
+    assert job.errors() == ""
+
+
+def test_a_failure_counts_though_rank_0_s_companion_is_lost_after_it(crew):
+    job = crew([0, 1, 1])
+    assert job[1].ask("fail", 5, OWN) == ["decision", "report"]
+    os.kill(job.companions[0], signal.SIGKILL)
+    job.expect_end(5, 1, 2)
     assert job.errors() == ""
 
 
@@ -457,8 +469,10 @@ def test_a_late_reply_answers_no_other_question(monkeypatch):
     assert rank.gather_stacks() == []
 
 
-def test_a_rank_that_has_closed_its_session_early_is_named(crew):
+def test_a_rank_that_has_closed_its_session_early_is_named(crew, tmp_path):
     job = crew([0, 0])
+    job[0].tell("note_run", str(tmp_path), 1)
+    job[0].settle()
     job[1].tell("note_closing", "node0")
     job[1].settle()
     job[0].tell("fail", 1, PEER)
@@ -468,6 +482,9 @@ def test_a_rank_that_has_closed_its_session_early_is_named(crew):
         "program, while other ranks still called collectives. Rank 0 got: its error\n"
     )
     assert job.errors() == said
+    # Restarts would leave out a host that was lost.
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert (outcome["lost_rank"], outcome["lost_host"]) == (1, None)
 
 
 def test_a_rank_that_ends_the_job_is_not_lost(crew):
@@ -536,7 +553,7 @@ def test_an_attempt_that_was_replaced_ends(crew, tmp_path):
     assert not (folder / "outcome.json").exists()
 
 
-@LONG
+@pytest.mark.long
 def test_a_companion_takes_less_than_half_a_thousandth_of_a_core_for_each_rank(crew):
     def count_seconds(process: int) -> float:
         return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9

@@ -40,7 +40,7 @@ from mpiddp.lifeline.stacks.dump import (
 from mpiddp.lifeline.stacks.flight_recorder import read_calls, read_record
 from mpiddp.lifeline.stacks.positions import StackPosition, find_blamed
 from mpiddp.lifeline.stacks.verdict import describe
-from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers
+from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers, StallWatch
 from mpiddp.process import job_directory
 from mpiddp.stacks import find_directory
 
@@ -270,13 +270,10 @@ def test_threads_that_come_and_go_survive_a_request(monkeypatch):
         assert process.poll() is None
 
 
-HEEDLESS = WRITES.replace("StackWriter()", "open(0)").replace(
-    "writer.descriptor", 'os.memfd_create("nothing")'
-)
-
-
 def test_a_process_that_heeds_no_signal_is_not_sent_one():
-    with hanging(f"{HEEDLESS}time.sleep(1000)") as (process, reader):
+    heedless = WRITES.replace("StackWriter()", "open(0)")
+    heedless = heedless.replace("writer.descriptor", 'os.memfd_create("nothing")')
+    with hanging(f"{heedless}time.sleep(1000)") as (process, reader):
         assert read_soon(reader) == []
         assert process.poll() is None
         assert reader.find_state() == "S"
@@ -376,6 +373,24 @@ def test_a_rank_that_is_stopped_does_not_stall(crew):
     assert all(rank.process.poll() is None for rank in job.ranks)
     os.kill(job[1].process.pid, signal.SIGCONT)
     job.expect_end(6, 0, 1)
+
+
+def test_a_job_stands_still_if_all_say_so_twice():
+    ended, said = [], {}
+    watch = StallWatch(
+        10.0,
+        StallHandlers(
+            lambda callback, name: callback(["node0", "node1"], said if name == "idle" else {}),
+            lambda *_: None,
+            lambda reason, *_: ended.append(reason),
+        ),
+    )
+    # One that does not answer may move; and so may one that was stopped with all others.
+    for idle in ([20.0], [20.0], [20.0, 20.0], [0.0, 20.0], [20.0, 20.0], [20.0, 20.0]):
+        assert not ended
+        said = {rank: (seconds, False) for rank, seconds in enumerate(idle)}
+        watch.look(0.0)
+    assert ended == ["no rank has made progress for 10 s"]
 
 
 # Ranks that come to their end early
@@ -720,9 +735,6 @@ def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
     (call,) = found[0].record
     assert (call.title, call.content) == ("all_reduce 17", "1,024 float32")
     assert found[1].record is None and found[1].frames
-
-
-# Which job
 
 
 def test_which_job(tmp_path, monkeypatch):

@@ -101,6 +101,8 @@ def test_what_is_given_counts_and_the_rest_has_its_default(words, name, value):
     [
         ("", "the following arguments are required: NAME; python -m made --help shows the options"),
         ("a --seed x", "--seed: expected an integer, found 'x'"),
+        ("a --sizes", "--sizes expects a value, BYTES"),
+        ("a --scale nan", "--scale: expected a number > 0, found 'nan'"),
         ("a --seed -1", "--seed: expected 0 or more, found -1"),
         ("a --scale -1e3", "--scale: expected a number > 0, found '-1e3'"),
         ("a --quiet=true", "--quiet takes no value, found 'true'"),

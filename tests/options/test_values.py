@@ -89,6 +89,7 @@ def test_a_folder_is_no_file_and_a_file_is_written_once():
         ("count = 0", "x.toml: count: expected an integer >= 1, found '0'"),
         ("share = 1" + 400 * "0", "x.toml: share: the number is too large"),
         ("on = 1", "x.toml: on: expected true or false, found 1 (int)"),
+        ("share = true", "x.toml: share: expected a number, found True (bool)"),
         ("kind = 'squar'", "found 'squar' (did you mean square?)"),
         ("kind", "config: x.toml: "),
         (None, "config: cannot read x.toml: No such file or directory"),

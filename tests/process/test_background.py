@@ -5,12 +5,7 @@ import threading
 
 import pytest
 
-from mpiddp.process.background import (
-    BackgroundCall,
-    LastingCall,
-    LateError,
-    finish_lasting_calls,
-)
+from mpiddp.process.background import BackgroundCall, LastingCall, LateError, finish_lasting_calls
 
 
 def test_what_is_done_in_time_is_handed_over_and_what_hangs_is_left_to_itself():

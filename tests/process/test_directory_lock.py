@@ -48,10 +48,6 @@ def held_elsewhere(path):
         yield process
 
 
-def fail(_: float) -> None:
-    raise AssertionError("it waits")
-
-
 def test_the_file_says_who_holds_it_and_that_it_was_released(path, monkeypatch):
     for name, value in zip((*SLURM, environment.SLURM_JOB_NAME), ("77", "2", "sweep"), strict=True):
         monkeypatch.setenv(name, value)
@@ -73,7 +69,7 @@ def test_another_process_is_refused_at_once_until_the_holder_ends(path):
     with held_elsewhere(path) as process:
         before = path.read_bytes()
         with pytest.raises(ConfigurationError) as caught:
-            acquire(path, pause=fail)
+            acquire(path, pause=pytest.fail)
         assert str(caught.value) == (
             f"name: the run a is in use by process {process.pid} on {os.uname().nodename}: "
             "choose another --name"
@@ -197,6 +193,7 @@ def test_what_is_checked_first_leaves_the_file_alone(path):
 def state(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path / "state" / "mpiddp" / "jobs"
 
 
@@ -206,6 +203,8 @@ def test_two_processes_never_share_one(state):
         launchers.hold_directory("7") as (_, other),
     ):
         assert (made, other) == (state / "7", state / "7-2")
+        # Of a front that was killed, whose name another job has now.
+        job_directory.remove_abandoned(other)
         assert job_directory.list_running() == [made, other]
         # One that has gone leaves its name, and nothing else, to the next.
         (made / "outcome.json").write_text("{}")
@@ -249,11 +248,11 @@ def test_where_the_home_cannot_be_used_or_locked_it_is_temporary(
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     else:
         monkeypatch.setattr(fcntl, "lockf", refuse)
-    monkeypatch.setattr("tempfile.tempdir", None)
     made = job_directory.make("7")
     assert made == tmp_path / f"mpiddp-{os.getuid()}" / "jobs" / "7"
     assert made.parent.stat().st_mode & 0o777 == 0o700
-    assert problem == "home" or job_directory.list_running() == []
+    with launchers.hold_directory("8") as (_, held):
+        assert job_directory.list_running() == ([held] if problem == "home" else [])
     # Nor one that others could have planted.
     job_directory.remove(made)
     made.parent.chmod(0o777)
@@ -273,6 +272,13 @@ def test_what_processes_that_have_gone_left_is_removed(state):
         (path / "outcome.json").write_text("{}")
     job_directory.make("7")
     assert sorted(state.iterdir()) == sorted((others, running, state / "7"))
+
+
+def test_an_attempt_finds_nothing_of_the_one_before(state):
+    made = job_directory.make("7")
+    (made / "outcome.json").write_text("{}")
+    job_directory.begin_attempt(made, "second")
+    assert {path.name for path in made.iterdir()} == {job_directory.LOCK, job_directory.ATTEMPT}
 
 
 def test_a_slurm_job_has_its_name(state, monkeypatch):

@@ -1,7 +1,5 @@
 """Listening sockets: callers who know a token, what strangers can do, and ports of a range."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -12,6 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator
+from typing import Self
 
 import pytest
 from hypothesis import given, settings
@@ -54,7 +53,7 @@ class Server:
             caller.settimeout(SOON)
             return token, caller.recv(100)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,6 +135,9 @@ def test_without_free_descriptors_callers_wait_without_work(few_files, monkeypat
     accept = socket.socket.accept
     monkeypatch.setattr(socket.socket, "accept", lambda own: attempts.append(1) or accept(own))
     with Server() as server, socket.socket() as waiting:
+        # Strangers get a part of them.
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert server.listener._most == files // listener.FILES_SHARE
         held = []
         with contextlib.suppress(OSError):
             while True:

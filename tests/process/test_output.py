@@ -303,6 +303,9 @@ def test_ranks_print_whole_lines_with_labels(either_launcher, tmp_path):
     assert f"mpiddp: rank 1 of 3 on {HOST}: failed" in messages(result)
     error = (tmp_path / "logs/rank-1.err").read_text()
     assert error.count("rank 1 of 3") == error.count("KeyError: 'mine'") == 1
+    # Nothing of mpiddp or runpy stands between the head and the script's own frame.
+    head = f"mpiddp: rank 1 of 3 on {HOST}: failed\nTraceback (most recent call last):\n"
+    assert f'{head}  File "{tmp_path / "script.py"}", line ' in error
     assert "mpiddp: started" in (tmp_path / "logs/rank-0.err").read_text()
 
 

@@ -118,9 +118,6 @@ def test_signals_that_come_at_the_very_end_have_no_effect():
         assert launchers.run_python("-c", text, word).returncode == code
 
 
-# Several wishes, round after round
-
-
 def pass_all(rank, barrier, left, grant) -> list[tuple[int, Due]]:
     """Pass places in step with the others, 500 after the last wish; what was due, and where."""
     found: list[tuple[int, Due]] = []

@@ -86,37 +86,33 @@ Path(f"{rank}.json").write_text(json.dumps(facts))
 """
 
 
+def name_values(*rows: tuple[object, str]) -> dict[str, str]:
+    """Values, each with the names of variables that hold it."""
+    return {name: str(value) for value, names in rows for name in names.split()}
+
+
 def torchrun_variables(rank: int, ranks: int, address: str) -> dict[str, str]:
     """What torchrun would set, on one node, but for what differs from job to job."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": address,
-        "TORCHCOMM_RANK": str(rank),
-        "TORCHCOMM_SIZE": str(ranks),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    return name_values(
+        (rank, "RANK LOCAL_RANK ROLE_RANK TORCHCOMM_RANK"),
+        (ranks, "WORLD_SIZE LOCAL_WORLD_SIZE ROLE_WORLD_SIZE TORCHCOMM_SIZE"),
+        (0, "GROUP_RANK TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS"),
+        (1, "GROUP_WORLD_SIZE"),
+        ("default", "ROLE_NAME"),
+        (address, "MASTER_ADDR"),
+        (True, "TORCHELASTIC_USE_AGENT_STORE"),
+    )
 
 
 def rank_numbers(rank: int, ranks: int) -> dict[str, str]:
     """What other launchers would set on one node, by the names that scripts read most."""
-    numbers = (
+    return name_values(
         (rank, "SLURM_PROCID OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK MV2_COMM_WORLD_RANK"),
         (rank, "SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_RANK"),
         (ranks, "SLURM_NTASKS OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE PMI_SIZE"),
         (0, "SLURM_NODEID"),
         (1, "SLURM_NNODES"),
     )
-    return {name: str(number) for number, names in numbers for name in names.split()}
 
 
 def messages(result: launchers.Result) -> list[str]:
