@@ -56,7 +56,7 @@ data_file = {folder}/data
 parallel = true
 source = {source}
 context = ${{PYTEST_CURRENT_TEST-}}
-patch = subprocess, _exit
+patch = _exit
 disable_warnings = no-data-collected, module-not-imported
 [report]
 """
@@ -216,7 +216,8 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     # The copy's own harness: jobs are started in the tree in which their launcher lies.
     program = copy.root / Path(__file__).relative_to(launchers.ROOT)
     path = os.pathsep.join((str(copy.root), str(program.parent)))
-    own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary)}
+    # With the file's name a process reads the test's name from its own environment.
+    own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary), "COVERAGE_PROCESS_START": str(rc)}
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", str(program), "--covered",
                str(place / "seconds"), folder, "--tests", *tests]  # fmt: skip
     # Processes that load no site-packages would not be measured.
