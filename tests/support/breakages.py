@@ -30,7 +30,8 @@ MARK = "BREAKAGES_COPY"
 DEADLINE, END_SECONDS = 300.0, 60.0
 """Seconds for one run of pytest; and for its fixtures to clean up when it is terminated."""
 LIST_FILES = ("git", "-C", launchers.ROOT, "ls-files", "-z", "-co", "--exclude-standard")
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", "-o", "timeout=250")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long")
+TEST_SECONDS = 250
 """A test that hangs fails within the deadline."""
 
 
@@ -101,17 +102,20 @@ class Copy:
         self.changed += 1
         os.utime(path, (self.changed, self.changed))
 
-    def test(self, tests: tuple[str, ...], *, whole: bool = False) -> tuple[int, list[str]]:
+    def test(
+        self, tests: tuple[str, ...], *, whole: bool = False, seconds: int = TEST_SECONDS
+    ) -> tuple[int, list[str]]:
         """Pytest's exit code, negative past the deadline, and what failed or was said last.
 
-        It stops at the first test that fails, unless the ``whole`` run is asked for.
+        It stops at the first test that fails, unless the ``whole`` run is asked for. A test that
+        takes more ``seconds`` fails.
         """
         path = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
         own = {"PYTHONPATH": path, "TMPDIR": str(self.temporary), MARK: str(self.root)}
         # Not a pipe, which a process that is left behind would keep open.
         with (self.temporary / "output").open("w+", errors="replace") as output:
             process = subprocess.Popen(
-                [sys.executable, *PYTEST, *([] if whole else ["-x"]), *tests],
+                [sys.executable, *PYTEST, f"--timeout={seconds}", *([] if whole else ["-x"]), *tests],
                 cwd=self.root, env={**os.environ, **own},
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip

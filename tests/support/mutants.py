@@ -48,8 +48,8 @@ OPERATORS = {
 }  # fmt: skip
 BARE = '"-I", "-S"'
 """What a program is started with that needs the standard library alone."""
-MOST_TESTS = 60
-"""Of one mutant, the quickest."""
+MOST_TESTS, TEST_SECONDS = 60, 60
+"""Of one mutant, the quickest; each of these takes a few seconds, and some mutants never end."""
 CONFIGURATION = """\
 [run]
 data_file = {folder}/data
@@ -272,11 +272,11 @@ def run(copy: Copy, mutant: Mutant, tests: list[str], *, whole: bool) -> list[st
     copy.write(path, changed.decode())
     tests = tests if whole else tests[:MOST_TESTS]
     try:
-        code, said = copy.test(tuple(tests), whole=whole)
+        code, said = copy.test(tuple(tests), whole=whole, seconds=TEST_SECONDS)
         if code == pytest.ExitCode.USAGE_ERROR:
             # Their file cannot be imported any more, or a table of cases has other names.
             files = tuple(dict.fromkeys(each.partition("::")[0] for each in tests))
-            code, said = copy.test(files, whole=whole)
+            code, said = copy.test(files, whole=whole, seconds=TEST_SECONDS)
     finally:
         copy.write(path, content.decode())
     return said if code else []
