@@ -139,9 +139,9 @@ check "mypy jobs/cluster" env MYPYPATH=jobs/cluster "$PYTHON" -m mypy --no-error
 report="lint and $types are good"
 [ ${#failed[@]} -eq 0 ] || report="FAILED: $(printf '%s; ' "${failed[@]}")see above"
 say "$report"
-# One worker more than the two cores that the tests are made for: a third of a worker's time is
+# Two workers more than the two cores that the tests are made for: a third of a worker's time is
 # waiting, for deadlines, launchers and Slurm.
-MPIDDP_CHECKS=$report "$PYTHON" -m pytest -n 3 --dist loadgroup --no-loadscope-reorder "$@"
+MPIDDP_CHECKS=$report "$PYTHON" -m pytest -n 4 --dist loadgroup --no-loadscope-reorder "$@"
 status=$?
 [ ${#failed[@]} -eq 0 ] || [ "$status" -ne 0 ] || status=1
 exit "$status"

@@ -114,8 +114,9 @@ class Copy:
         own = {"PYTHONPATH": path, "TMPDIR": str(self.temporary), MARK: str(self.root)}
         # Not a pipe, which a process that is left behind would keep open.
         with (self.temporary / "output").open("w+", errors="replace") as output:
+            options = [f"--timeout={seconds}", *([] if whole else ["-x"])]
             process = subprocess.Popen(
-                [sys.executable, *PYTEST, f"--timeout={seconds}", *([] if whole else ["-x"]), *tests],
+                [sys.executable, *PYTEST, *options, *tests],
                 cwd=self.root, env={**os.environ, **own},
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
