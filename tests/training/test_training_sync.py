@@ -223,7 +223,7 @@ def test_momentum_and_bad_losses_are_a_ranks_own_and_running_averages_are_averag
 
 # 6 steps of 3 ranks in an epoch.
 CUT = (
-    "--data", "toy", "--samples", "160", "--epochs", "2", "--batch-size", "8", "--ema", "0.9",
+    "--data", "toy", "--samples", "160", "--epochs", "2", "--batch-size", "8",
     "--save-every", "1step", "--model", "trainings:build_normalised",
 )  # fmt: skip
 LOCAL = ("--average-every", "4", "--sync", "ring")
@@ -231,9 +231,9 @@ LOCAL = ("--average-every", "4", "--sync", "ring")
 
 @pytest.mark.mpi
 def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Path) -> None:
-    three = pool("openmpi", 3)
+    three, common = pool("openmpi", 3), [*CUT, "--ema", "0.9"]
     for name in ("two", "gradients"):
-        three.call(interrupted.run, [*CUT, *LOCAL, "--name", name], [5], False, cwd=tmp_path)
+        three.call(interrupted.run, [*common, *LOCAL, "--name", name], [5], False, cwd=tmp_path)
     held = interrupted.read_last(tmp_path / "runs" / "two")
     mean, own = held["model.0.weight"], [held[f"rank-{rank}.local.weights.0"] for rank in range(3)]
     assert not torch.equal(own[0], own[1])
@@ -243,7 +243,7 @@ def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Pa
     )
     # The trainer compares the ranks' weights at the end.
     for ranks, words in ((2, [*LOCAL, "--name", "two"]), (3, ["--name", "gradients"])):
-        called = pool("openmpi", ranks).call(interrupted.run, [*CUT, *words], [], cwd=tmp_path)
+        called = pool("openmpi", ranks).call(interrupted.run, [*common, *words], [], cwd=tmp_path)
         begun = {next(each for each in found if isinstance(each, str)) for found in called.values}
         assert len(begun) == 1
         assert "Training done" in called.printed
@@ -253,7 +253,7 @@ def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Pa
 def test_a_loop_that_was_left_within_a_period_exports_the_average_and_goes_on_exactly(
     pool: Pools, tmp_path: Path
 ) -> None:
-    three, words = pool("openmpi", 3), [*CUT[:8], *CUT[10:], *LOCAL]
+    three, words = pool("openmpi", 3), [*CUT, *LOCAL]
     three.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
     cut = [*words, "--name", "cut", "--export", "cut.pt"]
     three.call(preempted.leave, cut, 5, cwd=tmp_path)
