@@ -46,7 +46,7 @@ def pytest_report_header() -> list[str]:
     packages = [f"{name} {_version_of(name)}" for name in ("torch", "torchvision", "mpi4py")]
     checks = os.environ.get("MPIDDP_CHECKS")
     return [
-        *(f"MPI {row.name}: {row.mpirun}{' is missing' * bool(row.missing())}" for row in rows),
+        *(f"MPI {row.name}: {row.mpirun}{' is missing' if row.missing() else ''}" for row in rows),
         ", ".join(packages),
         *([f"before the tests: {checks}"] if checks else []),
     ]

@@ -111,8 +111,8 @@ if [ ! -w "$ROOT" ]; then
     set -- -o "cache_dir=$TMPDIR/pytest" "$@"
 fi
 
-# Tests kill jobs. What MPI has made outside TMPDIR stays behind then, and goes as it does before any
-# job of mpiddp's; what Hydra has written for ranks that start is in no use an hour later.
+# Tests kill jobs. What MPI has made outside TMPDIR stays behind then, and is removed as it is before
+# any job of mpiddp; Hydra's own files are read while its ranks start, and not an hour later.
 clean_up() {
     "$PYTHON" -c 'from mpiddp.launch.launcher import leftovers; leftovers.remove()'
     find /tmp -maxdepth 1 -user "$(id -u)" -name 'hydra_hwloc_xmlfile_*' -mmin +60 -delete 2>/dev/null

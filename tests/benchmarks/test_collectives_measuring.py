@@ -244,7 +244,7 @@ def make_wire(rank: int, queues, *, loses: bool) -> SimpleNamespace:
         queues[other].put(array.copy())
 
     def receive(array, other):
-        array[:] = queues[rank].get(timeout=20)
+        array[:] = queues[rank].get(timeout=60)
         if loses and len(array):
             array[-1] ^= 1
 

@@ -217,7 +217,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 class Hostile:
-    """To unpickle it makes a directory."""
+    """Makes a directory when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -285,7 +285,7 @@ def test_tensors_that_cannot_be_read_are_tried_again(place, name, folder, monkey
 
 def hear_both(work: Callable[[Any], object]) -> list[str]:
     """What each of two ranks, which are threads here, hears of ``work``."""
-    barrier, values = threading.Barrier(2, timeout=20), [None, None]
+    barrier, values = threading.Barrier(2, timeout=60), [None, None]
 
     def run(rank: int) -> str:
         def gather(value: Any) -> list[Any]:

@@ -142,8 +142,7 @@ def make_attempt(
 
 
 def find_results() -> Path:
-    """The file of the commit's records. What was changed since then may change again: it is empty
-    then."""
+    """The file of the commit's records; emptied if files differ from the commit: they may again."""
 
     def ask(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=launchers.ROOT, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What Slurm says of a job."""
+"""What Slurm says of a job, and how many ranks each of its nodes gets."""
 
 import re
 from pathlib import Path

@@ -773,7 +773,7 @@ def pack(folder: Path) -> Path:
     for path in (tool, folder / "env"):
         path.chmod(0o777)
     archive = folder / "env.tar.gz"
-    subprocess.run(["tar", "-czf", archive, "-C", folder / "env", "."], check=True, timeout=20)
+    subprocess.run(["tar", "-czf", archive, "-C", folder / "env", "."], check=True, timeout=60)
     return archive
 
 

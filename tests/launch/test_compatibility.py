@@ -287,7 +287,8 @@ def test_the_command_runs_the_same_program(words, shown, prefix, monkeypatch):
     program = prefix / "bin" / "mpirun"
     program.parent.mkdir()
     for is_there, named in ((False, "the mpirun of Open MPI 5.0.11: mpirun"), (True, "PROGRAM")):
-        program.touch() if is_there else None
+        if is_there:
+            program.touch()
         message = compatibility.alone_message(OPEN_MPI_5, LAUNCHERS["srun none"])
         assert message.replace(f"with: {program}", "with PROGRAM").endswith(f"{named} -n 4 {shown}")
 

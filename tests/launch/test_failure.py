@@ -1,6 +1,7 @@
-"""The failure handler: whatever fails on whichever rank ends the job, once, with its exit code."""
+"""Whatever fails on whichever rank ends the job, once, with its exit code; whose fault it is."""
 
 import atexit
+import builtins
 import json
 import os
 import re
@@ -8,17 +9,19 @@ import shutil
 import signal
 import sys
 import tempfile
+import tomllib
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch.distributed
 
 import launchers
 from facts import messages
 from mpiddp import environment
-from mpiddp.errors import ConfigurationError, PeerLostError
-from mpiddp.launch.failure import termination
+from mpiddp.errors import OWN, PEER, REPEATED, ConfigurationError, PeerFailedError, PeerLostError
+from mpiddp.launch.failure import error_meaning, error_origin, termination
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.launch.mpi.world import World
@@ -473,3 +476,77 @@ def test_nobody_else_can_read_a_jobs_directory(job, monkeypatch):
     assert job_directory.find() == job
     job.chmod(0o770)
     assert job_directory.find() is None
+
+
+# What an error is called, and which exit code it has
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (PeerLostError("x"), 6),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(), 0),
+        (SystemExit(5), 5),
+        (SystemExit(-1), 255),
+        (SystemExit(256), 0),
+        (SystemExit("text"), 1),
+        (SystemExit(True), 1),
+    ],
+    ids=repr,
+)
+def test_exit_codes(error, code):
+    # Those of SystemExit are what Python itself leaves with.
+    assert error_meaning.exit_code(error) == code
+
+
+@pytest.mark.parametrize(
+    ("module", "is_own"),
+    [("torch.distributed", False), ("mpiddp.launch.startup", False), ("__main__", True)],
+)
+def test_whose_a_hook_is(module, is_own, monkeypatch):
+    def hook(*_):
+        pass
+
+    hook.__module__ = module
+    monkeypatch.setattr(sys, "excepthook", hook)
+    assert error_meaning.has_own_hook() is is_own
+
+
+RECORDED = tomllib.loads((launchers.ROOT / "tests/recorded/peer_loss.toml").read_text())
+
+
+@pytest.mark.parametrize("row", RECORDED["message"], ids=lambda row: row["source"])
+def test_peer_loss_in_recorded_messages(row):
+    kind = getattr(builtins, row["kind"], None) or getattr(torch.distributed, row["kind"])
+    assert error_origin.is_peer_loss(kind(row["text"])) is row["lost"]
+
+
+def test_whose_an_error_is_even_if_it_hides_its_cause():
+    hidden = ValueError("no number")
+    hidden.__context__, hidden.__suppress_context__ = PeerLostError("gone"), True
+    errors = (hidden, PeerFailedError("told"), KeyError("k"))
+    assert [*map(error_origin.find_origin, errors)] == [PEER, REPEATED, OWN]
+
+
+def test_faults_of_a_machine(tmp_path):
+    disk = OSError(28, "No space left on device", str(tmp_path / "it's full"))
+    worker = RuntimeError(f"Caught OSError in DataLoader worker process 0.\n{disk}")
+    cause = RuntimeError("training failed")
+    cause.__cause__ = RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel")
+    for error in (disk, worker, cause, RuntimeError("Xid (PCI:0000:3b:00): 79, GPU has fallen")):
+        assert error_origin.find_node_fault(error)
+    elsewhere = OSError(28, "No space left on device", "/proc/full")
+    hidden = RuntimeError("a cache is full")
+    hidden.__context__, hidden.__suppress_context__ = disk, True
+    # Xid 31 is an illegal address: the script's. So are a script's own words.
+    of_script = [
+        RuntimeError("NVRM: Xid (PCI:0000:3b:00): 31, MMU Fault"),
+        RuntimeError("HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in …"),
+        RuntimeError("system not yet initialized"),
+        KeyError("Xid: 3"),
+        ValueError("not a label: 'the GPU has fallen off the bus'"),
+    ]
+    full = OSError(28, "No space left on device")
+    for error in (elsewhere, full, hidden, RuntimeError("ECC"), *of_script):
+        assert not error_origin.find_node_fault(error)

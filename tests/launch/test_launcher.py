@@ -1,4 +1,4 @@
-"""Which launcher started this process: recorded environments, contradictions, and any mixture."""
+"""Which launcher started this process: recorded, mixed, contradicting; and lists of hosts."""
 
 import pytest
 from hypothesis import given

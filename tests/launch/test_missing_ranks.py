@@ -1,6 +1,5 @@
 """Who keeps the others waiting when a deadline expires: ranks, and hosts that do not answer."""
 
-import builtins
 import contextlib
 import errno
 import os
@@ -11,20 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 
 import pytest
-import torch.distributed
 
 import launchers
-from mpiddp.errors import OWN, PEER, REPEATED, PeerFailedError, PeerLostError
-from mpiddp.launch.failure import (
-    error_meaning,
-    error_origin,
-    missing_ranks,
-    reporting_rank,
-    unreachable_hosts,
-)
+from mpiddp.launch.failure import missing_ranks, reporting_rank, unreachable_hosts
 from mpiddp.launch.failure.deadline import GRACE, LATE_SECONDS
 from mpiddp.launch.failure.missing_ranks import PhasePosition, describe_silent_init
 from mpiddp.launch.failure.reporting_rank import claim_node
@@ -219,9 +209,9 @@ def claim(more: str = "") -> subprocess.Popen[str]:
 def test_the_first_of_a_parents_processes_has_the_claim_until_it_ends():
     with claim("import sys; sys.stdin.read()") as first:
         assert first.stdout is not None and first.stdout.readline() == "True\n"
-        assert claim().communicate(timeout=20)[0] == "False\n"
-        first.communicate(timeout=20)
-    assert claim().communicate(timeout=20)[0] == "True\n"
+        assert claim().communicate(timeout=60)[0] == "False\n"
+        first.communicate(timeout=60)
+    assert claim().communicate(timeout=60)[0] == "True\n"
 
 
 @pytest.fixture(params=["listens", "is bound", "is deaf"])
@@ -266,77 +256,3 @@ def test_two_launches_of_one_parent_have_a_claim_each(variable, monkeypatch):
     assert second is not None and not second.note
     for held in (first, second):
         held.holder.close()
-
-
-# What an error is called, and which exit code it has
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (PeerLostError("x"), 6),
-        (KeyboardInterrupt(), 130),
-        (SystemExit(), 0),
-        (SystemExit(5), 5),
-        (SystemExit(-1), 255),
-        (SystemExit(256), 0),
-        (SystemExit("text"), 1),
-        (SystemExit(True), 1),
-    ],
-    ids=repr,
-)
-def test_exit_codes(error, code):
-    # Those of SystemExit are what Python itself leaves with.
-    assert error_meaning.exit_code(error) == code
-
-
-@pytest.mark.parametrize(
-    ("module", "is_own"),
-    [("torch.distributed", False), ("mpiddp.launch.startup", False), ("__main__", True)],
-)
-def test_whose_a_hook_is(module, is_own, monkeypatch):
-    def hook(*_):
-        pass
-
-    hook.__module__ = module
-    monkeypatch.setattr(sys, "excepthook", hook)
-    assert error_meaning.has_own_hook() is is_own
-
-
-RECORDED = tomllib.loads((launchers.ROOT / "tests/recorded/peer_loss.toml").read_text())
-
-
-@pytest.mark.parametrize("row", RECORDED["message"], ids=lambda row: row["source"])
-def test_peer_loss_in_recorded_messages(row):
-    kind = getattr(builtins, row["kind"], None) or getattr(torch.distributed, row["kind"])
-    assert error_origin.is_peer_loss(kind(row["text"])) is row["lost"]
-
-
-def test_whose_an_error_is_even_if_it_hides_its_cause():
-    hidden = ValueError("no number")
-    hidden.__context__, hidden.__suppress_context__ = PeerLostError("gone"), True
-    errors = (hidden, PeerFailedError("told"), KeyError("k"))
-    assert [*map(error_origin.find_origin, errors)] == [PEER, REPEATED, OWN]
-
-
-def test_faults_of_a_machine(tmp_path):
-    disk = OSError(28, "No space left on device", str(tmp_path / "it's full"))
-    worker = RuntimeError(f"Caught OSError in DataLoader worker process 0.\n{disk}")
-    cause = RuntimeError("training failed")
-    cause.__cause__ = RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel")
-    for error in (disk, worker, cause, RuntimeError("Xid (PCI:0000:3b:00): 79, GPU has fallen")):
-        assert error_origin.find_node_fault(error)
-    elsewhere = OSError(28, "No space left on device", "/proc/full")
-    hidden = RuntimeError("a cache is full")
-    hidden.__context__, hidden.__suppress_context__ = disk, True
-    # Xid 31 is an illegal address: the script's. So are a script's own words.
-    of_script = [
-        RuntimeError("NVRM: Xid (PCI:0000:3b:00): 31, MMU Fault"),
-        RuntimeError("HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in …"),
-        RuntimeError("system not yet initialized"),
-        KeyError("Xid: 3"),
-        ValueError("not a label: 'the GPU has fallen off the bus'"),
-    ]
-    full = OSError(28, "No space left on device")
-    for error in (elsewhere, full, hidden, RuntimeError("ECC"), *of_script):
-        assert not error_origin.find_node_fault(error)

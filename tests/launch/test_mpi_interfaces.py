@@ -1,4 +1,4 @@
-"""What MPI is told about interfaces while it starts. That it helps, test_slurm.py shows."""
+"""What MPI hears of interfaces, and MPICH from Slurm, while it starts; test_slurm.py has it run."""
 
 import contextlib
 import os

@@ -417,7 +417,8 @@ def test_what_is_decided_on_what_is_known(events, due, decision):
     decider = Decider(3)
     for now, event in events:
         assert decision is None or decider.decide(now) is None
-        decider.fail(event, now) if isinstance(event, Failure) else decider.lose(event, now)
+        tell = decider.fail if isinstance(event, Failure) else decider.lose
+        tell(event, now)
     assert decider.owes_report() == isinstance(decision, Loss)
     assert decider.find_time() == pytest.approx(due)
     assert decider.decide(due - 0.01) is None

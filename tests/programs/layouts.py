@@ -101,7 +101,7 @@ def make(kind: str, optimizer: str, parallel: str) -> tuple[nn.Module, torch.opt
         KINDS[kind](net)
     model: nn.Module = net
     if parallel == "ddp":
-        # Three numbers are added in more than one order: so its buckets must be as they were.
+        # Which ranks add first depends on the buckets, so a resumed run must have the same ones.
         model = DistributedDataParallel(net, bucket_cap_mb=1e-4)  # type: ignore[arg-type]
     elif parallel == "fsdp":
         fully_shard(model)

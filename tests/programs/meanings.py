@@ -87,7 +87,7 @@ def keep_shapes(rank: int, size: int) -> None:
     assert rows.sum(1).tolist() == [0, 4 * sum(range(size + 1)), 0]
 
 
-def name_operators(rank: int, size: int) -> None:
+def name_operators(rank: int) -> None:
     """torch's operators and mpiddp's names are one call, and stay so when it is repeated."""
     tensor = torch.empty(6)
     for op, name in OPERATORS.items():
@@ -158,6 +158,6 @@ def run(session: mpiddp.Session) -> dict[str, Any]:
         prepare_well(rank, size, transport)
     use_memory_anew(size)
     keep_shapes(rank, size)
-    name_operators(rank, size)
+    name_operators(rank)
     report["rounded"] = round_alike(rank)
     return report

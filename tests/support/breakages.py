@@ -108,7 +108,7 @@ class Copy:
         """Pytest's exit code, negative past the deadline, and what failed or was said last.
 
         It stops at the first test that fails, unless the ``whole`` run is asked for. A test that
-        takes more ``seconds`` fails.
+        takes more than ``seconds`` fails.
         """
         path = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
         own = {"PYTHONPATH": path, "TMPDIR": str(self.temporary), MARK: str(self.root)}

@@ -23,8 +23,6 @@ from promises import compile_all, group_ranks
 
 SEGMENTS = 1_000_000
 """The most that a rank of a crew makes."""
-
-
 CALL = 7
 """What the ranks of a team take for the number of their call."""
 

@@ -1,6 +1,6 @@
 """What can happen when the ranks' programs run at the same time, in all orders at once.
 
-The instructions of all ranks, with who waits for whom, are a graph. A circle in it is a deadlock;
+The instructions of all ranks, with who waits for whom, are a graph. A cycle in it is a deadlock;
 two accesses to the same memory of which one writes, with no path between them, are a race.
 """
 

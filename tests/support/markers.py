@@ -19,7 +19,7 @@ FOLLOWED = "test_readme"
 """The module in which each test builds on those before it."""
 BROWSER = "browser"
 SHARING = {"test_site": BROWSER}
-"""Modules whose tests look at what another group's look at (jobs, the site), and that group."""
+"""Modules whose tests look at what another group's look at (the site), and that group."""
 
 REPORTED = ("mpi", "slurm", "gpu", "browser")
 

@@ -336,7 +336,7 @@ def _show(mutant: Mutant) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Mutate lines, and see whether tests notice it.")
-    parser.add_argument("folder", help="or a file, such as mpiddp/schedules")
+    parser.add_argument("folder", help="such as mpiddp/schedules; or a file")
     parser.add_argument("--tests", nargs="+", help="default: the folder's below tests/")
     parser.add_argument("--count", type=int, default=150, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")

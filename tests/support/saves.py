@@ -56,7 +56,7 @@ class Clock:
 
 
 class Hostile:
-    """To unpickle it prints."""
+    """Prints when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return print, ("run",)

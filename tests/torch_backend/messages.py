@@ -158,11 +158,10 @@ CALLS = (
 
 
 def _compare(gloo: Side, ours: Side) -> list[str]:
-    compared = [
-        differ(call.__name__, ours, found=call(ours), expected=expected)
-        for call in CALLS
-        for expected in [call(gloo)]
-    ]
+    compared = []
+    for call in CALLS:
+        expected = call(gloo)
+        compared.append(differ(call.__name__, ours, call(ours), expected))
     return [each for each in compared if each]
 
 

@@ -1,4 +1,4 @@
-"""Training with ``--sync``: it learns what plain DDP learns, and says how it did so."""
+"""Training with ``--sync`` and ``--average-every``: what plain DDP learns, and how is told."""
 
 import re
 from collections.abc import Sequence
@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import broken_data
 import interrupted
 import preempted
 import trainings
-from mpiddp.training.data.samples import Batch
-from mpiddp.training.options.config import Configuration, from_keywords, read_toml
-from mpiddp.training.wrapping import batch_size
-from mpiddp.training.wrapping.batch_size import StepTrial, find_size
+from mpiddp.training.options.config import Configuration, read_toml
 from pool import Pool, Pools
 
 POINTS, NARROW_POINTS = 0.003, 0.01
@@ -170,100 +166,6 @@ def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_pat
         assert "equally many ranks on each node, found 3, 1: use --shard-within world" in said
 
 
-# ---- --batch-size auto ------------------------------------------------------------------------
-
-
-# 160 samples for training.
-TOY = ("--data", "toy", "--samples", "200", "--epochs", "2", "--batch-size", "auto")
-LIMITED = (*TOY, "--model", "trainings:build_limited")
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 50, 64, 1000])
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 50, 63, 64, 200])
-def test_the_size_fits_and_what_is_an_eighth_larger_does_not(most: int, limit: int) -> None:
-    tried = []
-
-    def explain(size: int) -> str:
-        assert 1 <= size <= most
-        tried.append(size)
-        return "" if size <= limit else f"{size} are too many"
-
-    size, reason = find_size(explain, most)
-    assert len(tried) == len(set(tried)) <= 16
-    if limit >= most:
-        assert (size, reason) == (most, "")
-        return
-    refused = int(reason.split()[0])
-    assert size <= limit < refused <= size + max(1, size // 8)
-
-
-@pytest.mark.mpi
-def test_ranks_agree_on_the_smaller_limit_and_nothing_else_changes(pool, tmp_path):
-    two, run = pool("openmpi", 2), tmp_path / "runs" / "found"
-    words = (*LIMITED, "--base-batch", "32", "--save-every", "1epoch")
-    found = two.call(
-        trainings.run_limited, [60, 45], [*words, "--name", "found"], cwd=tmp_path
-    ).printed
-    # 32 fit and 64 do not; 48 do not, 40 and 44 do.
-    size = read_toml(run / "config.toml")["batch_size"]
-    assert 40 <= size <= 45
-    line = (
-        f"Batch size: {size} samples per rank, found by trial; more do not fit, on rank 1: no mem"
-    )
-    assert line in found
-    assert f"0.05 x {2 * size} samples per step / base batch 32 = " in found
-    given = [*words, "--name", "given", "--batch-size", str(size)]
-    assert "Batch size:" not in two.call(trainings.run, given, cwd=tmp_path).printed
-    names = ("parameters", "loss", "test_loss", "learning_rate")
-    rows = [read_last(each) for each in (run, tmp_path / "runs" / "given")]
-    assert [rows[0][name] for name in names] == [rows[1][name] for name in names]
-    # Whoever goes on takes the number, whatever fits now, and looks for none.
-    more = [*words, "--name", "more", "--resume", "runs/found/checkpoints/step-4", "--epochs", "3"]
-    assert "Batch size:" not in two.call(trainings.run_limited, [9, 9], more, cwd=tmp_path).printed
-    assert read_toml(tmp_path / "runs" / "more" / "config.toml")["batch_size"] == size
-
-
-@pytest.mark.mpi
-def test_passes_share_the_size_and_data_and_memory_end_the_search(pool, tmp_path):
-    two = pool("openmpi", 2)
-    words = [*LIMITED, "--accumulation-steps", "3", "--name", "parts"]
-    printed = two.call(trainings.run_limited, [1000, 1000], words, cwd=tmp_path).printed
-    # A rank has 80 samples, of which 78 are three equal parts.
-    assert "Batch size: 78 samples per rank, found by trial; a rank's share of the " in printed
-    none = two.call(trainings.run_limited, [0, 0], LIMITED, cwd=tmp_path).values
-    assert all(each.startswith("batch_size: auto found no size that fits, on ") for each in none)
-
-
-def test_a_cpu_tries_no_step_that_would_take_more_than_there_is(session, monkeypatch):
-    numbers, samples = 250_000, 4
-    model = nn.Sequential(nn.Linear(1, numbers), nn.ReLU(), nn.Linear(numbers, 1))
-    asked = []
-
-    def find_shortage(size: int) -> str:
-        asked.append(size)
-        return "the machine has less" if size > 1e9 else ""
-
-    monkeypatch.setattr(batch_size, "find_shortage", find_shortage)
-    few = Batch(torch.ones(samples, 1), torch.ones(samples, 1))
-
-    def compute(batch: Batch) -> None:
-        nn.functional.mse_loss(model(batch.inputs), batch.targets).backward()
-
-    optimizer = torch.optim.SGD(model.parameters())
-    trial = StepTrial(from_keywords({"batch_size": "auto"}), session, compute, optimizer, few)
-    assert trial.foresee(32) == "" and not asked
-    # What was freed before, and would be used again, is measured as well.
-    for _ in range(2):
-        *freed, kept = (torch.ones(1_000_000) for _ in range(100))
-        del freed
-    assert trial.explain(32) == "" and kept is not None
-    assert trial.foresee(64) == "" and trial.foresee(1024) == "the machine has less"
-    # The hidden layer and its gradient are 4 bytes for each of its numbers and samples.
-    assert 32 * numbers * 4 < asked[0] / 2 < 32 * numbers * 4 * 8
-    assert asked[1] == pytest.approx(16 * asked[0], rel=0.01)
-    assert all(each.grad is None for each in model.parameters())
-
-
 # ---- --average-every ---------------------------------------------------------------------------
 
 
@@ -321,7 +223,7 @@ def test_momentum_and_bad_losses_are_a_ranks_own_and_running_averages_are_averag
 
 # 6 steps of 3 ranks in an epoch.
 CUT = (
-    "--data", "toy", "--samples", "160", "--epochs", "2", "--batch-size", "8", "--ema", "0.9",
+    "--data", "toy", "--samples", "160", "--epochs", "2", "--batch-size", "8",
     "--save-every", "1step", "--model", "trainings:build_normalised",
 )  # fmt: skip
 LOCAL = ("--average-every", "4", "--sync", "ring")
@@ -329,9 +231,9 @@ LOCAL = ("--average-every", "4", "--sync", "ring")
 
 @pytest.mark.mpi
 def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Path) -> None:
-    three = pool("openmpi", 3)
+    three, common = pool("openmpi", 3), [*CUT, "--ema", "0.9"]
     for name in ("two", "gradients"):
-        three.call(interrupted.run, [*CUT, *LOCAL, "--name", name], [5], False, cwd=tmp_path)
+        three.call(interrupted.run, [*common, *LOCAL, "--name", name], [5], False, cwd=tmp_path)
     held = interrupted.read_last(tmp_path / "runs" / "two")
     mean, own = held["model.0.weight"], [held[f"rank-{rank}.local.weights.0"] for rank in range(3)]
     assert not torch.equal(own[0], own[1])
@@ -341,7 +243,7 @@ def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Pa
     )
     # The trainer compares the ranks' weights at the end.
     for ranks, words in ((2, [*LOCAL, "--name", "two"]), (3, ["--name", "gradients"])):
-        called = pool("openmpi", ranks).call(interrupted.run, [*CUT, *words], [], cwd=tmp_path)
+        called = pool("openmpi", ranks).call(interrupted.run, [*common, *words], [], cwd=tmp_path)
         begun = {next(each for each in found if isinstance(each, str)) for found in called.values}
         assert len(begun) == 1
         assert "Training done" in called.printed
@@ -351,7 +253,7 @@ def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Pa
 def test_a_loop_that_was_left_within_a_period_exports_the_average_and_goes_on_exactly(
     pool: Pools, tmp_path: Path
 ) -> None:
-    three, words = pool("openmpi", 3), [*CUT[:8], *CUT[10:], *LOCAL]
+    three, words = pool("openmpi", 3), [*CUT, *LOCAL]
     three.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
     cut = [*words, "--name", "cut", "--export", "cut.pt"]
     three.call(preempted.leave, cut, 5, cwd=tmp_path)

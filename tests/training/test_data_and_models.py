@@ -1,4 +1,4 @@
-"""The data sets, each of those that are registered; on a device; and text."""
+"""Data sets and models, each of those that are registered; data on a device; and text."""
 
 import math
 import os

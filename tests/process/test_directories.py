@@ -1,4 +1,4 @@
-"""The lock on a run directory: refusals, waits and messages. And the directory of each job."""
+"""The lock on a run directory: refusals, waits and messages; and the directory of each job."""
 
 import contextlib
 import errno
