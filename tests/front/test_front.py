@@ -477,6 +477,17 @@ def test_srun_is_told_what_the_library_speaks(allocation, monkeypatch, capsys, l
     assert "--mpi=cray_shasta" in shlex.split(capsys.readouterr().out)
 
 
+def test_intel_mpi_in_a_slurm_job_fills_its_nodes(allocation, monkeypatch, capsys):
+    said = "Intel(R) MPI Library for Linux* OS, Version 2021.19.0"
+    write_program(allocation / "bin" / "mpiexec.hydra", f"echo '{said}'")
+    words = ["--dry-run", "--launcher", str(allocation / "bin" / "mpiexec.hydra")]
+    assert call([*words, "--ranks-per-node", "3", "hello.py"], monkeypatch) == 0
+    found = shlex.split(capsys.readouterr().out)
+    assert {"I_MPI_HYDRA_BOOTSTRAP=slurm", "I_MPI_PIN=off", "n1,n2"} <= {*found}
+    assert call([*words, "-n", "3", "hello.py"], monkeypatch) == 2
+    assert "cannot give different numbers of ranks to the nodes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "job", "is_front"),
     [
