@@ -484,7 +484,9 @@ def test_intel_mpi_in_a_slurm_job_fills_its_nodes(allocation, monkeypatch, capsy
     assert call([*words, "--ranks-per-node", "3", "hello.py"], monkeypatch) == 0
     found = shlex.split(capsys.readouterr().out)
     assert {"I_MPI_HYDRA_BOOTSTRAP=slurm", "I_MPI_PIN=off", "n1,n2"} <= {*found}
-    assert call([*words, "-n", "3", "hello.py"], monkeypatch) == 2
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "1,4")
+    monkeypatch.delenv("SLURM_GPUS_PER_NODE")
+    assert call([*words, "-n", "5", "hello.py"], monkeypatch) == 2
     assert "cannot give different numbers of ranks to the nodes" in capsys.readouterr().err
 
 
