@@ -408,7 +408,7 @@ def test_a_run_that_cannot_say_it_is_done_is_not_done(tmp_path, capsys):
     # A failure is told all the same, and why nothing was written.
     failure_handler.report(failure_handler.compose_report(KeyError("first")))
     told = capsys.readouterr().err
-    assert "outcome.json could not be written" in told and "KeyError: 'first'" in told
+    assert f"{tmp_path}/outcome.json could not be written" in told and "KeyError: 'first'" in told
 
 
 @pytest.fixture

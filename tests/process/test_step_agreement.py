@@ -101,6 +101,18 @@ def test_a_rank_that_stops_heeds_signals_to_its_end(is_called):
     assert signals._is_heeded is is_called
 
 
+@pytest.mark.parametrize(
+    ("number", "is_heeded", "is_taken"),
+    [(signal.SIGTERM, True, True), (signal.SIGTERM, False, False), (signal.SIGINT, True, False)],
+)
+def test_what_another_handler_was_given_is_taken_if_it_preempts(number, is_heeded, is_taken):
+    signals = MadeUpSignals()
+    signals._numbers = parse_signals("USR2,TERM")
+    signals.heed(is_heeded)
+    assert signals.take(number) is is_taken
+    assert signals.received == (number if is_taken else None)
+
+
 def test_signals_that_come_at_the_very_end_have_no_effect():
     # The interpreter clears modules after it has given its handlers back.
     text = (

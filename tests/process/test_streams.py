@@ -103,9 +103,11 @@ from pathlib import Path
 from mpiddp.process.streams.console import write_console
 from mpiddp.process.streams.output import RankOutput, redirect
 log_dir = Path(sys.argv[1]) if sys.argv[1] else None
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 redirection = redirect(
     RankOutput(log_dir=log_dir, console=sys.argv[2], label="label" in sys.argv), 3
 )
+assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 print("from python", flush=True)
 print(len(os.listdir("/proc/self/fd")), "files", flush=True)
 print("warning", file=sys.stderr, flush=True)
