@@ -271,7 +271,7 @@ TRACE = f"{HEADING}failed\nTraceback (most recent call last):\n"
 UNREADABLE = "its message cannot be read ({} in __str__)"
 SLOW = "UnreadableError: its message could not be read within 2 s"
 HOOK = "mpiddp: the script's sys.excepthook"
-FILES = r"mpiddp: \S.* did not take this report within 2 s"
+FILES = "mpiddp: /.* did not take this report within 2 s"
 KEEPERS = {
     # Exit code; what the console got; the reason in outcome.json.
     "text raises": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
