@@ -23,6 +23,8 @@ from mpiddp.process.streams import output_writer
 from mpiddp.process.streams.console import write_console
 from mpiddp.process.streams.output import RankOutput, Redirection, open_log
 from mpiddp.process.streams.output_writer import (
+    ANSWER,
+    ASK,
     LONGEST_LINE,
     PATIENCE_SECONDS,
     Console,
@@ -229,18 +231,25 @@ def test_a_launcher_gets_whole_lines_in_portions_that_it_reads_at_once(monkeypat
     os.close(own)
 
 
-def test_the_writer_wakes_when_a_line_has_waited_long_enough():
-    control, (source, own) = socket.socketpair(), os.pipe()
-    lines = Lines(b"")
-    forwarder = Forwarder([Stream(source, None, None, lines)], control[0].fileno())
+def test_the_writer_wakes_for_a_line_that_waits_and_answers_when_all_is_written():
+    (asked, asks), (source, own), (shown, console) = socket.socketpair(), os.pipe(), os.pipe()
+    lines = Lines(b"> ")
+    forwarder = Forwarder([Stream(source, None, Console(console), lines)], asked.fileno())
     assert forwarder._find_pause() is None
     lines.since = time.monotonic() - PATIENCE_SECONDS / 2
     # Half of it is left, in milliseconds, and one more so that it is over.
     assert 1 < forwarder._find_pause() <= 1e3 * PATIENCE_SECONDS / 2 + 1
     lines.since -= PATIENCE_SECONDS
     assert forwarder._find_pause() == 1
-    for each in (*control, os.fdopen(source), os.fdopen(own)):
-        each.close()
+    os.write(own, b"no end")
+    os.close(own)
+    with asked, asks:
+        asks.send(ASK)
+        forwarder.run()
+        assert asks.recv(10, socket.MSG_DONTWAIT) == ANSWER
+    assert os.read(shown, 100) == b"> no end\n"
+    for descriptor in (source, shown, console):
+        os.close(descriptor)
 
 
 def test_what_is_left_at_the_end_is_given_out_before_the_writer_is_waited_for(monkeypatch):
