@@ -13,9 +13,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 def find_cpus() -> frozenset[int]:
     """CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
+    return frozenset(os.sched_getaffinity(0))
 
 
 def find_quota(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> float:

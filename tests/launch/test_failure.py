@@ -271,7 +271,7 @@ TRACE = f"{HEADING}failed\nTraceback (most recent call last):\n"
 UNREADABLE = "its message cannot be read ({} in __str__)"
 SLOW = "UnreadableError: its message could not be read within 2 s"
 HOOK = "mpiddp: the script's sys.excepthook"
-FILES = r"mpiddp: \S.* did not take this report within 2 s"
+FILES = "mpiddp: /.* did not take this report within 2 s"
 KEEPERS = {
     # Exit code; what the console got; the reason in outcome.json.
     "text raises": (3, HEADING + UNREADABLE.format("TypeError"), UNREADABLE.format("TypeError")),
@@ -390,9 +390,12 @@ def test_the_outcome_of_a_run(tmp_path):
     done = Outcome(code=0, reason="done", rank=3, host="node2", step=17, attempt=2)
     assert read_outcome(tmp_path) == {**asdict(done), "path": None}
     assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
-    for text in ("", "[1]", '"x"'):
+    for text in ("", "[1]", '"x"', '{"code": 256}', '{"code": -1}', '{"rank": 1}'):
         (tmp_path / "outcome.json").write_text(text)
         assert read_outcome(tmp_path) is None
+    # What is of another type is as if it was not there.
+    (tmp_path / "outcome.json").write_text('{"code": 255, "rank": "1", "host": 2}')
+    assert read_outcome(tmp_path) == {**dict.fromkeys([*asdict(done), "path"]), "code": 255}
 
 
 def test_a_run_that_cannot_say_it_is_done_is_not_done(tmp_path, capsys):
@@ -405,7 +408,7 @@ def test_a_run_that_cannot_say_it_is_done_is_not_done(tmp_path, capsys):
     # A failure is told all the same, and why nothing was written.
     failure_handler.report(failure_handler.compose_report(KeyError("first")))
     told = capsys.readouterr().err
-    assert "outcome.json could not be written" in told and "KeyError: 'first'" in told
+    assert f"{tmp_path}/outcome.json could not be written" in told and "KeyError: 'first'" in told
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from mpiddp import environment
 from mpiddp.errors import ConfigurationError
 from mpiddp.process import job_directory
 from mpiddp.process.directory_lock import DirectoryLock, Holder
+from mpiddp.process.publication import Publication, publish, read_address
 
 SLURM = (environment.SLURM_JOB_ID, environment.SLURM_RESTART_COUNT)
 FRONT = (environment.JOB_DIRECTORY, environment.TORCHELASTIC_RESTART_COUNT)
@@ -250,7 +251,8 @@ def test_where_the_home_cannot_be_used_or_locked_it_is_temporary(
         monkeypatch.setattr(fcntl, "lockf", refuse)
     made = job_directory.make("7")
     assert made == tmp_path / f"mpiddp-{os.getuid()}" / "jobs" / "7"
-    assert made.parent.stat().st_mode & 0o777 == 0o700
+    folders = (made, made.parent, made.parent.parent)
+    assert {each.stat().st_mode & 0o777 for each in folders} == {0o700}
     with launchers.hold_directory("8") as (_, held):
         assert job_directory.list_running() == ([held] if problem == "home" else [])
     # Nor one that others could have planted.
@@ -279,6 +281,26 @@ def test_an_attempt_finds_nothing_of_the_one_before(state):
     (made / "outcome.json").write_text("{}")
     job_directory.begin_attempt(made, "second")
     assert {path.name for path in made.iterdir()} == {job_directory.LOCK, job_directory.ATTEMPT}
+
+
+def test_an_address_is_for_this_user_alone_until_its_own_job_withdraws_it(state, tmp_path):
+    beside_logs, job = tmp_path / "lifeline.json", Publication("host:1", "first")
+    for is_replaced in (False, True):
+        job.publish(tmp_path)
+        # Without a front the job makes a directory for itself.
+        (own,) = state.iterdir()
+        for found in (beside_logs, own / "lifeline.json"):
+            assert found.stat().st_mode & 0o777 == 0o600
+            assert read_address(found) == ("host:1", "first")
+        if is_replaced:
+            publish(tmp_path, "host:2", "second")
+        job.withdraw()
+        assert not own.exists() and beside_logs.exists() is is_replaced
+    assert read_address(beside_logs) == ("host:2", "second")
+    for text in ("[]", "{}", '{"address": "host:1", "token": 1}'):
+        beside_logs.write_text(text)
+        with pytest.raises(ValueError, match="holds no address"):
+            read_address(beside_logs)
 
 
 def test_a_slurm_job_has_its_name(state, monkeypatch):

@@ -20,8 +20,9 @@ from mpiddp.errors import ConfigurationError, UnreachableError
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.network.interfaces import Candidate
 from mpiddp.launch.rendezvous.offers import OfferServer
-from mpiddp.process.sockets import listener, ports
-from mpiddp.process.sockets.links import describe_server, listen_locally, open_connection
+from mpiddp.process.sockets import links, listener, ports
+from mpiddp.process.sockets.event_loop import EventLoop
+from mpiddp.process.sockets.links import Link, describe_server, listen_locally, open_connection
 from mpiddp.process.sockets.listener import ListeningThread, TokenListener
 from mpiddp.process.sockets.ports import PortRange
 
@@ -153,6 +154,48 @@ def test_without_free_descriptors_callers_wait_without_work(few_files, monkeypat
             os.close(descriptor)
         assert 1 <= count <= most and not has_admitted
         assert server.take() == (TOKEN, b"z")
+
+
+# Messages
+
+
+def test_messages_come_whole_and_what_is_none_is_an_error(monkeypatch):
+    line = b'["kind", [1, "two"]]\n'
+    monkeypatch.setattr(links, "LONGEST_LINE", len(line))
+    own, its = socket.socketpair()
+    with own, its:
+        link = Link(own)
+        assert link.receive() == [] and not link.wait(0)
+        for piece, messages in ((line[:5], []), (line[5:], [("kind", [1, "two"])])):
+            its.sendall(piece)
+            assert link.wait(float("inf")) and link.receive() == messages
+        # What the other end does not take yet is sent later.
+        link.send("much", "x" * 10**7)
+        assert link.has_unsent
+        received = 0
+        while link.has_unsent:
+            received += len(its.recv(1 << 20))
+            link.flush()
+        while not its.recv(1 << 20).endswith(b"\n"):
+            pass
+        assert 0 < received < 10**7 + 20
+        loop, lost = EventLoop(), []
+        loop.add(link, pytest.fail, lost.append)
+        its.close()
+        loop.wait(time.monotonic() + SOON, pytest.fail)
+        assert lost == ["the other end has gone"] and not loop.selector.get_map()
+    for said, problem in (
+        (line[:-1] + b" \n", f"a line of more than {len(line)} bytes"),
+        (b"1\n", "no message"),
+        (b"[1]\n", "not enough values"),
+        (b"[1, 2, 3]\n", "too many values"),
+        (b"{\n", "Expecting property name"),
+    ):
+        own, its = socket.socketpair()
+        with own, its:
+            its.sendall(said)
+            with pytest.raises(ValueError, match=problem):
+                Link(own).receive()
 
 
 # Ports of a range: which are taken, and what is said when none is free

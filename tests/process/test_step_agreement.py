@@ -101,6 +101,15 @@ def test_a_rank_that_stops_heeds_signals_to_its_end(is_called):
     assert signals._is_heeded is is_called
 
 
+def test_what_another_handler_was_given_is_taken_if_it_preempts():
+    signals = MadeUpSignals()
+    signals._numbers = parse_signals("USR2,TERM")
+    assert not signals.take(signal.SIGTERM)
+    signals.heed(True)
+    assert not signals.take(signal.SIGINT) and signals.received is None
+    assert signals.take(signal.SIGTERM) and signals.received is signal.SIGTERM
+
+
 def test_signals_that_come_at_the_very_end_have_no_effect():
     # The interpreter clears modules after it has given its handlers back.
     text = (

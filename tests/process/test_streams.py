@@ -21,11 +21,14 @@ from facts import messages
 from mpiddp.errors import ConfigurationError
 from mpiddp.process.streams import output_writer
 from mpiddp.process.streams.console import write_console
-from mpiddp.process.streams.output import RankOutput, open_log
+from mpiddp.process.streams.output import RankOutput, Redirection, open_log
 from mpiddp.process.streams.output_writer import (
+    ANSWER,
+    ASK,
     LONGEST_LINE,
     PATIENCE_SECONDS,
     Console,
+    Forwarder,
     Lines,
     Stream,
 )
@@ -102,10 +105,13 @@ from pathlib import Path
 from mpiddp.process.streams.console import write_console
 from mpiddp.process.streams.output import RankOutput, redirect
 log_dir = Path(sys.argv[1]) if sys.argv[1] else None
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 redirection = redirect(
     RankOutput(log_dir=log_dir, console=sys.argv[2], label="label" in sys.argv), 3
 )
+assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 print("from python", flush=True)
+print(len(os.listdir("/proc/self/fd")), "files", flush=True)
 print("warning", file=sys.stderr, flush=True)
 ctypes.CDLL(None).printf(b"from C\\n")
 os.system("echo from a child")
@@ -134,7 +140,9 @@ if "killed" in sys.argv:
     print("the last line")
     os.kill(os.getpid(), signal.SIGKILL)
 """
-SAID = "from python\nfrom C\nfrom a child\nno end, "
+FILES = "5 files"
+"""The three streams, what leads to the writer or to the console, and the list itself."""
+SAID = f"from python\n{FILES}\nfrom C\nfrom a child\nno end, "
 
 
 def run(*words: str, **options) -> launchers.Result:
@@ -159,7 +167,7 @@ def test_labels_and_logs_of_much_output(tmp_path):
     result = run(str(tmp_path), "all", "label", "wait", "much")
     lines = [f"line {number} " + "x" * (number % 90) for number in range(20000)]
     # What writes is no child of the rank.
-    said = ["from python", "from C", "from a child", "no child", *lines, "no end, "]
+    said = ["from python", FILES, "from C", "from a child", "no child", *lines, "no end, "]
     assert (tmp_path / "rank-3.out").read_text() == "\n".join(said)
     assert result.stdout == "".join(f"[3@{HOST}] {line}\n" for line in said)
     assert result.stderr == f"[3@{HOST}] warning\n"
@@ -167,7 +175,7 @@ def test_labels_and_logs_of_much_output(tmp_path):
 
 def test_a_line_that_a_sigkill_has_cut_is_shown():
     result = run("", "all", "label", "cut")
-    said = ["from python", "from C", "from a child", "no end, "]
+    said = ["from python", FILES, "from C", "from a child", "no end, "]
     assert result.stdout == "".join(f"[3@{HOST}] {line}\n" for line in said)
 
 
@@ -186,15 +194,71 @@ def test_attempts_follow_each_other_in_a_log(tmp_path):
 
 def test_a_launcher_gets_whole_lines_in_portions_that_it_reads_at_once(monkeypatch):
     portions: list[bytes] = []
-    monkeypatch.setattr(output_writer, "write_all", lambda _, data: portions.append(data))
+    pauses: list[float] = []
     lines = [b"x" * length + b"\n" for length in (0, 900, 900, 1600, 5000, 10, 10)]
-    Console(1, is_terminal=True).write_lines(b"".join(lines))
+    with monkeypatch.context() as patch:
+        patch.setattr(output_writer, "write_all", lambda _, data: portions.append(data))
+        patch.setattr(output_writer.time, "sleep", pauses.append)
+        Console(1, is_terminal=True).write_lines(b"".join(lines))
+    # A terminal does not tell whether the portion before has been read.
+    assert pauses[0] == 0 < max(pauses) <= output_writer.TERMINAL_SECONDS
     # One buffer of Linux's terminals has 1,792 bytes.
     assert [portion.count(b"\n") for portion in portions] == [2, 1, 1, 1, 2]
     assert b"".join(portions) == b"".join(lines)
+    # The reader of a pipe sleeps sometimes, and finds one portion whenever it looks.
     portions.clear()
-    Console(1).write_lines(b"".join(lines))
+    source, own = os.pipe()
+    looks = iter([False] * 9 + [True] * 3)
+
+    def read(pause: float) -> None:
+        pauses.append(pause)
+        if next(looks):
+            portions.append(os.read(source, 1 << 16))
+
+    pauses.clear()
+    monkeypatch.setattr(output_writer.time, "sleep", read)
+    Console.find(own).write_lines(b"".join(lines))
+    portions.append(os.read(source, 1 << 16))
     assert [portion.count(b"\n") for portion in portions] == [4, 1, 2]
+    assert pauses[:2] == [0.0005, 0.001] and pauses == [*sorted(pauses[:10]), 0.0005]
+    assert max(pauses) == output_writer.LONGEST_UNREAD_SECONDS
+    # One that has gone is not waited for.
+    os.write(own, b"unread")
+    os.close(source)
+    console = Console.find(own)
+    console.write_lines(b"line\n")
+    assert console.is_gone
+    os.close(own)
+
+
+def test_the_writer_wakes_for_a_line_that_waits_and_answers_when_all_is_written():
+    (asked, asks), (source, own), (shown, console) = socket.socketpair(), os.pipe(), os.pipe()
+    lines = Lines(b"> ")
+    forwarder = Forwarder([Stream(source, None, Console(console), lines)], asked.fileno())
+    assert forwarder._find_pause() is None
+    lines.since = time.monotonic() - PATIENCE_SECONDS / 2
+    # Half of it is left, in milliseconds, and one more so that it is over.
+    assert 1 < forwarder._find_pause() <= 1e3 * PATIENCE_SECONDS / 2 + 1
+    lines.since -= PATIENCE_SECONDS
+    assert forwarder._find_pause() == 1
+    os.write(own, b"no end")
+    os.close(own)
+    with asked, asks:
+        asks.send(ASK)
+        forwarder.run()
+        assert asks.recv(10, socket.MSG_DONTWAIT) == ANSWER
+    assert os.read(shown, 100) == b"> no end\n"
+    for descriptor in (source, shown, console):
+        os.close(descriptor)
+
+
+def test_what_is_left_at_the_end_is_given_out_before_the_writer_is_waited_for(monkeypatch):
+    redirection, given = Redirection(), []
+    monkeypatch.setattr(sys, "stdout", make_stream("utf-8"))
+    monkeypatch.setattr(redirection, "drain", lambda: given.append(sys.stdout.buffer.getvalue()))
+    print("no end", end="")
+    redirection._finish()
+    assert given == [b"no end"]
 
 
 def test_a_log_that_is_full_is_said_and_the_console_goes_on():
@@ -337,6 +401,7 @@ import os, sys
 from mpiddp.process.streams.standard_input import take
 assert sys.stdin.read() == ""  # The launcher's.
 sys.stderr.write(str(take(os.environ.pop("MPIDDP_STANDARD_INPUT", ""), RANK)))
+assert os.get_blocking(0)
 sys.stdout.write(os.read(0, 100).decode() + os.read(0, 100).decode())
 '''.replace("RANK", sys.argv[1])
 launch = Launch(OPEN_MPI, starts_ranks=True)

@@ -161,11 +161,9 @@ class Stream:
     lines: Lines | None
 
     def forward(self) -> bool:
-        """Take what is there now; False at the end."""
+        """Take what is there, once there is something; False at the end."""
         try:
             data = os.read(self.source, BLOCK)
-        except BlockingIOError:
-            return True
         except OSError:  # The end of a terminal.
             data = b""
         if not data:
@@ -216,7 +214,6 @@ class Forwarder:
         self._control = control
         self._poller = select.poll()
         for descriptor in (control, *self._streams):
-            os.set_blocking(descriptor, False)
             self._poller.register(descriptor, select.POLLIN)
 
     def run(self) -> None:
