@@ -13,7 +13,9 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 def find_cpus() -> frozenset[int]:
     """CPUs that this process may run on."""
-    return frozenset(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))  # Not Linux, where schedules are studied, too.
 
 
 def find_quota(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> float:
