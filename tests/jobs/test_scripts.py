@@ -413,7 +413,7 @@ def test_all_checks_run_whatever_fails(checkout):
         "-m ruff check --quiet mpiddp benchmarks tests jobs examples docs",
         "-m ruff format --check --quiet mpiddp benchmarks tests jobs examples docs",
         "-m mypy --no-error-summary",
-        "-m pytest -n 3 --dist loadgroup --no-loadscope-reorder -k some thing",
+        "-m pytest -n 4 --dist loadgroup --no-loadscope-reorder -k some thing",
     ]
     assert cluster.startswith("-m mypy --no-error-summary --strict --scripts-are-modules")
     # Programs whose names have no ending are checked as well, and shell is not.
