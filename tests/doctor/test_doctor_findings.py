@@ -60,6 +60,7 @@ GOOD, ODD = findings.passed("c", "fine"), findings.warned("c", "odd", "look")
         ([findings.passed("c", text) for text in ("a", "b", "a")], "n[0,2]: a; n1: b"),
         # Where something is bad, only that is said.
         ([GOOD, ODD, fail(4), ODD], "n[1,3]: odd; n2: broken. look. mend it"),
+        ([findings.passed("c", f"{i}") for i in range(4)], "n0: 0; n1: 1; n2: 2; n3: 3"),
         ([findings.passed("c", f"{i}") for i in range(6)],
          "n0: 0; n1: 1; n2: 2; n3: 3; something else again: n[4-5]"),
     ],

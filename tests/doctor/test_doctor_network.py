@@ -260,7 +260,8 @@ eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
         ("eth1", "10.77.1.2", None),
         # That route is down.
         ("eth1", "10.77.2.2", "192.0.2.1"),
-        ("ib0", "10.77.1.2", None),
+        # Only other interfaces have routes.
+        ("ib0", "10.77.0.2", None),
     ],
 )
 @pytest.mark.skipif(sys.byteorder != "little", reason="the table was recorded on such a machine")
