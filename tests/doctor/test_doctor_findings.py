@@ -72,6 +72,11 @@ def test_nodes_are_folded(rows, text):
     assert merged.hosts == (("n1", "n2", "n3") if worst.code else ())
 
 
+def test_some_are_told_and_the_rest_is_counted():
+    assert findings.join_some("abcdefgh") == "a; b; c; d; e; f; g; h"
+    assert findings.join_some("abcdefghij") == "a; b; c; d; e; f; g; h; and 2 more"
+
+
 @pytest.mark.parametrize("status", [PASS, SKIP, WARN, FAIL])
 def test_a_line_has_words_with_and_without_colour(status):
     finding = Finding("links", status, "first\nsecond")
