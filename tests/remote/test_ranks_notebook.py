@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 import launchers
+from mpiddp.errors import ConfigurationError
+from mpiddp.remote.cell import LONGEST_TEXT, describe_value
+from mpiddp.remote.ipython import find_ranks
+from mpiddp.remote.ranks import Ranks
 
 NOTEBOOK = launchers.ROOT / "examples" / "ranks.ipynb"
 LONGEST_ERROR = 16
@@ -40,6 +44,12 @@ lock, text = threading.Lock(), "two\\nlines"
 [lock, text][rank]"""
 LEFT_OUT = "%%ranks\nlock;"
 AFTER = "%%ranks\nrank + 1"
+
+
+class Held(Ranks):
+    """Of no job."""
+
+    state = "waiting"
 
 
 PROGRAM = """
@@ -150,6 +160,23 @@ def test_the_notebook_trains_fails_and_starts_again_in_a_real_kernel(folder: Pat
     assert ">lost<" in read_html(ended)
     assert "waiting" in read_text(again) and read_text(gone) == "[0-1] False"
     assert read_text(close) == ""
+
+
+def test_values_are_wrapped_and_cut() -> None:
+    words = "word " * 30
+    assert describe_value(words) == repr(words)
+    assert describe_value([words, words]).count("\n") > 1
+    assert describe_value("x" * (LONGEST_TEXT - 2)) == repr("x" * (LONGEST_TEXT - 2))
+    cut = describe_value("x" * LONGEST_TEXT)
+    assert cut == "'" + "x" * (LONGEST_TEXT - 1) + "… (2 more characters)"
+
+
+def test_ranks_are_found_without_a_name_if_they_are_the_only_ones() -> None:
+    one, two = Held.__new__(Held), Held.__new__(Held)
+    assert find_ranks({"a": one, "alias": one, "_": two, "n": 1}, "") is one
+    with pytest.raises(ConfigurationError, match="several hold ranks: name one of a, b"):
+        find_ranks({"a": one, "b": two}, "")
+    assert find_ranks({"a": one, "b": two}, "b") is two
 
 
 @pytest.mark.slurm
