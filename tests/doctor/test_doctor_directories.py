@@ -14,10 +14,13 @@ from mpiddp.doctor.node.directories import DirectoryFacts
 CONTENT = "0123456789abcdef"
 
 
-def test_a_token_leaves_nothing(tmp_path):
+def test_a_token_leaves_nothing(tmp_path, monkeypatch):
     folder = tmp_path / "a" / "runs"
     token, problem = directories.put_token(folder, CONTENT)
     assert problem == "" and token.path.read_text() == CONTENT
+    # Another node sees it late.
+    token.path.unlink()
+    monkeypatch.setattr(directories.time, "sleep", lambda _: token.put())
     place = directories.look_at_runs(folder, CONTENT)
     assert place.is_there and place.problem == "" and place.free > 0
     assert [path.name for path in folder.iterdir()] == [token.path.name]
@@ -66,11 +69,15 @@ def test_a_file_server_that_has_gone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("free", "status", "words"),
-    [(5 << 30, "pass", "at least 4 GiB free"), (1 << 20, "warn", "has 1 MiB free, less than 1 G")],
+    ("free", "nodes", "status", "words"),
+    [
+        (5 << 30, 2, "pass", "is the same and writable from every node, at least 4 GiB free"),
+        (1 << 30, 1, "pass", " is writable, at least 1 GiB free"),
+        (1 << 20, 2, "warn", "has 1 MiB free, less than 1 GiB"),
+    ],
 )
-def test_free_space(free, status, words, tmp_path):
-    finding = directories.judge_runs(tmp_path, DirectoryFacts(True, free=free), 2)
+def test_free_space(free, nodes, status, words, tmp_path):
+    finding = directories.judge_runs(tmp_path, DirectoryFacts(True, free=free), nodes)
     assert finding.status == status and words in finding.found
 
 

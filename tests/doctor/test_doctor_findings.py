@@ -60,6 +60,7 @@ GOOD, ODD = findings.passed("c", "fine"), findings.warned("c", "odd", "look")
         ([findings.passed("c", text) for text in ("a", "b", "a")], "n[0,2]: a; n1: b"),
         # Where something is bad, only that is said.
         ([GOOD, ODD, fail(4), ODD], "n[1,3]: odd; n2: broken. look. mend it"),
+        ([findings.passed("c", f"{i}") for i in range(4)], "n0: 0; n1: 1; n2: 2; n3: 3"),
         ([findings.passed("c", f"{i}") for i in range(6)],
          "n0: 0; n1: 1; n2: 2; n3: 3; something else again: n[4-5]"),
     ],
@@ -69,6 +70,11 @@ def test_nodes_are_folded(rows, text):
     worst = fail(4) if fail(4) in rows else rows[0]
     assert (merged.text, merged.status, merged.code) == (text, worst.status, worst.code)
     assert merged.hosts == (("n1", "n2", "n3") if worst.code else ())
+
+
+def test_some_are_told_and_the_rest_is_counted():
+    assert findings.join_some("abcdefgh") == "a; b; c; d; e; f; g; h"
+    assert findings.join_some("abcdefghij") == "a; b; c; d; e; f; g; h; and 2 more"
 
 
 @pytest.mark.parametrize("status", [PASS, SKIP, WARN, FAIL])

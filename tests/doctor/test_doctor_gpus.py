@@ -1,8 +1,10 @@
 """GPUs of a node and of the whole job."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +69,8 @@ def test_one_gpu_for_each_rank():
     )
     finding = gpus.judge_count("n1", placements, [gpu(0, peers=None), gpu(1, peers=None)], 2)
     assert "access" not in finding.found
+    placements[0] = replace(placements[0], unseen="torch sees 2 of the 3 GPUs")
+    assert "; torch sees 2 of" in gpus.judge_count("n1", placements, [gpu(0)], 2).found
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,33 @@ def test_ranks_far_from_their_gpus():
     assert "rank 1 runs on 2-3, its GPU is near 0-1" in finding.found
     unknown = [gpu(0, near=()), gpu(1, near=())]
     assert gpus.judge_place(unknown, cores).status == "skip"
+
+
+def test_a_speed_is_that_of_the_quickest_products(monkeypatch):
+    products = []
+
+    class Event:
+        """Each product takes 1 ms, in the first round 3 ms."""
+
+        def __init__(self, enable_timing):
+            self.at, self.is_over = None, False
+
+        def record(self):
+            self.at = len(products) + 2 * min(len(products), 10)
+
+        def synchronize(self):
+            self.is_over = True
+
+        def elapsed_time(self, end):
+            assert end.is_over
+            return end.at - self.at
+
+    monkeypatch.setattr(gpus, "find_module", lambda: SimpleNamespace(Event=Event))
+    monkeypatch.setattr(torch, "mm", lambda left, right, out: products.append(left.shape))
+    monkeypatch.setattr(gpus, "EDGE", 10)
+    # 10 × 10 sums of 10 products each.
+    assert gpus.measure_product(torch.device("cpu")) == pytest.approx(2000 / 1e-3)
+    assert set(products) == {(10, 10)}
 
 
 SPEEDS = st.lists(st.floats(1e12, 1e15), min_size=1, max_size=9)

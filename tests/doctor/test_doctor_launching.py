@@ -1,5 +1,7 @@
 """The launch itself: library, ranks and nodes, what happens to killed ranks."""
 
+import json
+
 import pytest
 
 from copies import write_program
@@ -41,6 +43,16 @@ def test_what_one_process_cannot_start(monkeypatch, tmp_path):
     assert "/nowhere/mpirun is not a program" in launching.find_mpi(missing)
     write_program(tmp_path / "srun", "exit 1")
     assert launching.find_mpi(missing) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "problems", "status", "text"),
+    [(2, "", "pass", "2 hosts reached over SSH, with the same "), (2, "no b", "fail", "no b")],
+)
+def test_hosts(asked, problems, status, text):
+    finding = launching.judge_hosts(json.dumps({"asked": asked, "problems": problems}))
+    assert finding.status == status and finding.text.startswith(text)
+    assert finding.code == (2 if problems else 0)
 
 
 def judge(roster, oddities=(), strangers=None):

@@ -44,6 +44,15 @@ def test_a_stream_is_counted_and_takes_its_time(counter):
     assert counter.rate() > 1e6
 
 
+def test_what_comes_first_is_not_counted(monkeypatch):
+    counted = node_links._Stream(None, None)
+    times = iter((2.0, 2.04, 2.0625, 2.5625))
+    monkeypatch.setattr(node_links.time, "monotonic", lambda: next(times))
+    for length, rate in ((100, None), (100, 40_000), (5, None), (10, 160)):
+        counted.count(length)
+        assert counted.rate() == (rate and pytest.approx(rate))
+
+
 def test_who_is_not_of_this_job_gets_no_answer(counter):
     with pytest.raises(ConnectionError):
         node_links.ping("127.0.0.1", counter.port, b"another job's 16")
@@ -52,6 +61,11 @@ def test_who_is_not_of_this_job_gets_no_answer(counter):
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
     assert counter.rate() is None
+    # It closes what its own have closed.
+    with socket.create_connection(("127.0.0.1", counter.port), 60) as connection:
+        connection.sendall(TOKEN + node_links.SINK)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
     # It still answers its own.
     assert node_links.ping("127.0.0.1", counter.port, TOKEN).seconds > 0
 
@@ -219,6 +233,10 @@ DOCKER = Interface("docker0", ("172.17.0.1",), 100_000)
         ([ETH, FAST], False, "warn"),
         ([ETH, FAST], True, "pass"),
         ([Interface("eth0", ("10.0.0.1",)), FAST], False, "pass"),
+        ([FAST], False, "pass"),
+        # Twice as fast.
+        ([ETH, replace(FAST, speed=1999)], False, "pass"),
+        ([ETH, replace(FAST, speed=2000)], False, "warn"),
     ],
 )
 def test_interfaces(interfaces, by_user, status, tmp_path):
@@ -231,7 +249,7 @@ def test_interfaces(interfaces, by_user, status, tmp_path):
     assert finding.status == status
     assert finding.found.startswith("eth0 10.0.0.1 → 10.0.0.2")
     if status == "warn":
-        assert "ib0 at 100000 Mbit/s is left unused" in finding.found
+        assert f"ib0 at {interfaces[1].speed} Mbit/s is left unused" in finding.found
         assert "--interface ib0" in finding.advice
     else:
         assert "GLOO_SOCKET_IFNAME=eth0" in finding.found
@@ -260,12 +278,17 @@ eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
         ("eth1", "10.77.1.2", None),
         # That route is down.
         ("eth1", "10.77.2.2", "192.0.2.1"),
-        ("ib0", "10.77.1.2", None),
+        # Only other interfaces have routes.
+        ("ib0", "10.77.0.2", None),
     ],
 )
 @pytest.mark.skipif(sys.byteorder != "little", reason="the table was recorded on such a machine")
 def test_the_gateway_is_read_from_the_kernels_table(interface, address, gateway):
     assert routes.find_gateway(ROUTES, interface, address) == gateway
+    # The same as redirects would have made them, and as the system would refuse them.
+    dynamic, refused = (ROUTES.replace("\t0003", flags) for flags in ("\t0013", "\t0203"))
+    assert routes.find_gateway(dynamic, interface, address) == gateway
+    assert routes.find_gateway(refused, interface, address) is None
 
 
 def test_nodes_that_differ_in_their_address_alone_are_folded():
@@ -301,7 +324,7 @@ def test_host_name(addresses, nodes, status, words):
 def test_a_name_is_really_looked_up():
     assert "127.0.0.1" in name_resolution.resolve("localhost").addresses
     found = name_resolution.resolve("name.invalid")
-    assert found.addresses == () and found.problem
+    assert found.addresses == () and found.problem not in ("", "not found")
 
 
 def look_up(*addresses):

@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 def make_limits(files=4096, locked=UNLIMITED, shared=8 * GIB, free=4 * GIB, infiniband=()):
-    return Limits(files, 1 << 20, locked, shared, free, infiniband)
+    return Limits(files, 1 << 20, locked, shared, free, infiniband, 0, "")
 
 
 @pytest.mark.parametrize(
@@ -41,21 +41,26 @@ def test_locked_memory(given_limits, status, words):
 
 
 @pytest.mark.parametrize(
-    ("files", "size", "status"),
-    [(1024, 4, "pass"), (256, 4, "warn"), (1024, 1000, "warn"), (UNLIMITED, 10**6, "pass")],
+    ("files", "size", "advised"),
+    [
+        # 256 of its own, and two for each rank.
+        *((264, 4, None), (263, 4, 4096), (1024, 1000, 4096), (1024, 2000, 4256)),
+        (UNLIMITED, 10**6, None),
+    ],
 )
-def test_open_files(files, size, status):
+def test_open_files(files, size, advised):
     finding = limits.judge_open_files(make_limits(files), size)
-    assert finding.status == status
-    if status == "warn":
+    assert finding.status == ("warn" if advised else "pass")
+    if advised:
         assert f"limited to {files}; {size} ranks" in finding.found
-        assert "ulimit -n" in finding.advice and str(1 << 20) in finding.advice
+        assert f"ulimit -n {advised} " in finding.advice and str(1 << 20) in finding.advice
 
 
 @pytest.mark.parametrize(
     ("shared", "free", "status", "words"),
     [
         (8 * GIB, 5 * GIB, "pass", "/dev/shm of 8 GiB, at least 4 GiB free"),
+        (GIB, 256 << 20, "pass", "at least 256 MiB free"),
         # What a container has by default.
         (64 << 20, 64 << 20, "warn", "/dev/shm of 64 MiB has 64 MiB free"),
         (None, 0, "warn", "there is no /dev/shm"),
@@ -139,7 +144,25 @@ def test_a_process_whose_launcher_has_gone_and_its_memory_are_found(monkeypatch,
         assert (process in leftovers.find_leftovers().processes) is not is_below_first
     finally:
         os.kill(process, signal.SIGKILL)
-    assert leftovers.judge_leftovers(leftovers.Leftovers()).status == "pass"
+
+
+GONE, UNUSED = " whose launcher has gone", " of a killed MPI (1 KiB)"
+ADVICE = ". If nothing of yours needs them: "
+
+
+@pytest.mark.parametrize(
+    ("processes", "files", "text"),
+    [
+        ((), "", "no processes, shared memory or directories of earlier jobs"),
+        ((7,), "a", f"1 process{GONE} and 1 file or directory{UNUSED}{ADVICE}kill 7; rm -r a"),
+        ((), "abcd", f"4 files and directories{UNUSED}{ADVICE}rm -r a b c d"),
+        ((1, 2, 3, 4, 5), "", f"5 processes{GONE}{ADVICE}kill 1 2 3 4, and so on"),
+    ],
+)
+def test_what_is_left_behind_is_told(processes, files, text):
+    finding = leftovers.judge_leftovers(leftovers.Leftovers(processes, tuple(files), 1024))
+    assert finding.text == text
+    assert (finding.status == "warn") == bool(finding.advice)
 
 
 # Cores and threads

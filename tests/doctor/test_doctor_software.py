@@ -61,6 +61,9 @@ def test_what_differs_is_said_once_and_alone():
     rows = [("Python 3.11.7", "code a")] * 3 + [("Python 3.11.7", "code b")]
     finding = software.judge_versions("code", rows, name)
     assert finding.found == "rank 3 on n3 has code b; the others have Python 3.11.7, code a"
+    # Code of another version may tell more.
+    finding = software.judge_versions("code", [("code a",)] * 2 + [("code a", "MPI b")], name)
+    assert finding.found == "rank 2 on n2 has MPI b; the others have code a"
     # Many are counted.
     finding = software.judge_versions("code", [("a",)] * 30 + [("b",)] * 20, name)
     assert finding.found.count(" has b") == MOST_PARTS
@@ -71,7 +74,7 @@ def test_what_differs_is_said_once_and_alone():
     ("seconds", "size", "status", "words"),
     [
         (1.24, 1, "pass", "1.2 s"),
-        (19.0, 4, "pass", "19.0 s (slowest: rank 3 on n2)"),
+        (20.0, 2, "pass", "20.0 s (slowest: rank 3 on n2)"),
         (48.0, 4, "warn", "48.0 s (slowest: rank 3 on n2), more than 20 s"),
     ],
 )
@@ -101,4 +104,5 @@ def test_a_torchvision_that_does_not_fit(source, problem, monkeypatch, tmp_path)
     assert found == "0.28.0" and said.startswith(problem) and bool(said) == bool(problem)
     finding = software.judge_torchvision(found, said)
     assert finding.status == ("warn" if problem else "pass") and problem in finding.found
+    assert finding.check == software.TORCHVISION and "0.28.0" in finding.found
     assert software.judge_torchvision("", "").status == "skip"

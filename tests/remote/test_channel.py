@@ -28,7 +28,7 @@ from mpiddp.process.sockets import ports
 from mpiddp.process.sockets.links import describe_server, listen_locally, open_connection
 from mpiddp.remote import channel, pickling, rank
 from mpiddp.remote.channel import MARK, SHARED_BYTES, Address, Channel, Parcel, make_mark
-from mpiddp.remote.job import ROLES, _RankListener
+from mpiddp.remote.job import ROLES, RankJob, _RankListener
 from mpiddp.remote.rank_output import OutputReader, write
 
 SOON = 60.0
@@ -430,6 +430,30 @@ def test_what_looks_like_the_beginning_of_a_mark_is_not_lost():
     # Marks of several calls in one read.
     found = read_all([b"one\n" + make_mark(1) + b"two" + make_mark(2) + b"three"], LABEL)
     assert found == ("[3] one\n[3] two\n[3] three\n", 2)
+
+
+def test_a_line_whose_end_is_late_is_printed(monkeypatch):
+    texts: list[str] = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader = OutputReader(ours, LABEL, texts.append)
+        theirs.sendall(b"Name? ")
+        monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+        reader.read()
+        reader.flush_late()
+        assert texts == []
+        monkeypatch.setattr(time, "monotonic", lambda: 60.0)
+        reader.flush_late()
+    assert "".join(texts).startswith("[3] Name? ")
+
+
+def test_what_launchers_say_while_ranks_start_is_printed_once(tmp_path, capsys):
+    with (tmp_path / "log").open("w+") as file:
+        job: Any = SimpleNamespace(_log=file.fileno(), _shown=0)
+        for text in ("one\n", "two\n"):
+            os.write(file.fileno(), text.encode())
+            RankJob._print_log(job)
+            assert capsys.readouterr().err == text
 
 
 def test_a_console_that_has_gone_stops_nothing(monkeypatch):

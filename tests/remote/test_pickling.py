@@ -33,6 +33,12 @@ def carry(value: Any) -> Any:
     return pickling.load(body, tuple(memoryview(bytearray(each)) for each in buffers))
 
 
+def test_small_contents_are_in_the_pickle() -> None:
+    for size in (0, 1, pickling.SMALL_BYTES, pickling.SMALL_BYTES + 1, 10**6):
+        _, buffers = pickling.dump(np.zeros(size, np.uint8))
+        assert [each.nbytes for each in buffers] == ([size] if size > 4096 else [])
+
+
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
     """A view, of any stride and offset, of a tensor of any shape."""

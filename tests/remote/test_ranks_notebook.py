@@ -1,17 +1,25 @@
 """Ranks in a real Jupyter kernel, and what goes wrong in cells; and on nodes of a real cluster."""
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import launchers
+from mpiddp.errors import ConfigurationError
+from mpiddp.remote import call
+from mpiddp.remote.cell import LONGEST_TEXT, describe_value
+from mpiddp.remote.ipython import find_ranks
+from mpiddp.remote.ranks import Ranks
 
 NOTEBOOK = launchers.ROOT / "examples" / "ranks.ipynb"
 LONGEST_ERROR = 16
@@ -40,6 +48,12 @@ lock, text = threading.Lock(), "two\\nlines"
 [lock, text][rank]"""
 LEFT_OUT = "%%ranks\nlock;"
 AFTER = "%%ranks\nrank + 1"
+
+
+class Held(Ranks):
+    """Of no job."""
+
+    state = "waiting"
 
 
 PROGRAM = """
@@ -150,6 +164,43 @@ def test_the_notebook_trains_fails_and_starts_again_in_a_real_kernel(folder: Pat
     assert ">lost<" in read_html(ended)
     assert "waiting" in read_text(again) and read_text(gone) == "[0-1] False"
     assert read_text(close) == ""
+
+
+def test_values_are_wrapped_and_cut() -> None:
+    words = "word " * 30
+    assert describe_value(words) == repr(words)
+    assert describe_value([words, words]).count("\n") > 1
+    assert describe_value("x" * (LONGEST_TEXT - 2)) == repr("x" * (LONGEST_TEXT - 2))
+    cut = describe_value("x" * LONGEST_TEXT)
+    assert cut == "'" + "x" * (LONGEST_TEXT - 1) + "… (2 more characters)"
+
+
+def test_ranks_are_found_without_a_name_if_they_are_the_only_ones() -> None:
+    one, two = Held.__new__(Held), Held.__new__(Held)
+    assert find_ranks({"a": one, "alias": one, "_": two, "n": 1}, "") is one
+    with pytest.raises(ConfigurationError, match="several hold ranks: name one of a, b"):
+        find_ranks({"a": one, "b": two}, "")
+    assert find_ranks({"a": one, "b": two}, "b") is two
+
+
+def test_only_who_has_started_ranks_ends_them_and_once() -> None:
+    held, ended = Held.__new__(Held), list[None]()
+    vars(held).update(_is_closed=False, _owner=0, _take_turn=contextlib.nullcontext)
+    vars(held).update(_end=lambda: ended.append(None), interrupt=list, _close_wake=list)
+    held.close()
+    assert len(ended) == 0
+    held._owner = os.getpid()
+    held.close()
+    held.close()
+    assert len(ended) == 1
+
+
+def test_the_first_rank_is_asked_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [SimpleNamespace(directory=f"/run/{rank}") for rank in range(2)]
+    job: Any = SimpleNamespace(members=members)
+    monkeypatch.setattr(call, "gather_stacks", str)
+    monkeypatch.setattr(call, "describe", lambda stacks, is_full: (stacks, is_full))
+    assert call.find_stacks(job, is_full=True) == ("/run/0", True)
 
 
 @pytest.mark.slurm

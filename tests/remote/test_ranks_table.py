@@ -95,5 +95,6 @@ def test_nothing_is_run_or_fetched_and_names_are_text(channel: Channel) -> None:
     members = make_members(channel, ["<script>alert(1)</script>"], MOST_OPEN + 1)
     html = draw_ranks(members, "running <b> for 1 s")
     assert "<script" not in html and "<b>" not in html
+    assert html.startswith(f"<div><strong>{MOST_OPEN + 1} ranks</strong>, running")
     assert "&lt;script&gt;" in html and "&lt;b&gt;" in html
     assert not any(word in html for word in ("src=", "href=", "url(", "http"))

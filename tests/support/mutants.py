@@ -254,11 +254,13 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
         return near[test.partition("::")[0]] if test != context else {test} & seconds.keys()
 
     found: dict[tuple[str, int], set[str]] = defaultdict(set)
+    at_import: set[tuple[str, int]] = set()
     for file in data.measured_files():
         name = str(Path(file).relative_to(copy.root))
         for line, contexts in data.contexts_by_lineno(file).items():
             for context in frozenset(contexts):
                 found[name, line] |= list_tests(context)
+                at_import |= set() if context else {(name, line)}
     files: dict[str, set[str]] = defaultdict(set)
     for (name, _), each in found.items():
         files[name] |= each
@@ -267,7 +269,7 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
         return sorted(names, key=seconds.__getitem__)
 
     return Covered(
-        {where: order(each) for where, each in found.items()},
+        {where: order(each) for where, each in found.items() if where not in at_import},
         {name: order(each) for name, each in files.items()},
         seconds,
     )

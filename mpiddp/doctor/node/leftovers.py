@@ -51,15 +51,14 @@ def _find_orphans() -> list[int]:
     found = []
     signs = [f"{name}=".encode() for name in STARTED]
     for name in filter(str.isdigit, os.listdir("/proc")):
-        # It may end meanwhile.
+        # It may end meanwhile; one that has ended has no variables.
         with contextlib.suppress(OSError, IndexError):
             if os.stat(f"/proc/{name}").st_uid != os.geteuid() or not has_variable(
                 int(name), signs
             ):
                 continue
-            stat = read_stat(name)
             is_beside = any(word in _read_command(name) for word in BESIDE)
-            if stat[0] not in "ZX" and not is_beside and _has_lost_parent(int(stat[1])):
+            if not is_beside and _has_lost_parent(int(read_stat(name)[1])):
                 found.append(int(name))
     return found
 

@@ -38,9 +38,9 @@ class Limits:
     free_shared_memory: int
     infiniband: tuple[str, ...]
     """Fast network cards of this node that can be used."""
-    core_files: int = 0
+    core_files: int
     """Bytes of the largest core file."""
-    core_pattern: str = ""
+    core_pattern: str
     """Where the kernel writes core files; ``|PROGRAM``: it hands them to a program."""
 
 
@@ -122,8 +122,8 @@ def judge_core_files(limits: Limits, world_size: int) -> Finding:
 
 
 def floor_power(size: int) -> int:
-    """The largest power of two up to ``size``: nodes that are alike then say the same."""
-    return 1 << (size.bit_length() - 1) if size > 0 else 0
+    """The largest power of two up to ``size``, at least 1: nodes that are alike say the same."""
+    return 1 << (size.bit_length() - 1)
 
 
 def describe_count(count: int) -> str:

@@ -67,7 +67,7 @@ def judge_versions(
         return passed(check, ", ".join(usual))
     parts = []
     for rank in odd:
-        has = [own for own, others in zip(rows[rank], usual, strict=True) if own != others]
+        has = [own for own in rows[rank] if own not in usual]
         parts.append(f"{name(rank)} has {', '.join(has)}")
     return failed(
         check,
