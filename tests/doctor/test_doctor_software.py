@@ -61,9 +61,9 @@ def test_what_differs_is_said_once_and_alone():
     rows = [("Python 3.11.7", "code a")] * 3 + [("Python 3.11.7", "code b")]
     finding = software.judge_versions("code", rows, name)
     assert finding.found == "rank 3 on n3 has code b; the others have Python 3.11.7, code a"
-    # Code of another version may tell more.
-    finding = software.judge_versions("code", [("code a",)] * 2 + [("code a", "MPI b")], name)
-    assert finding.found == "rank 2 on n2 has MPI b; the others have code a"
+    # Code of another version may tell more, or less.
+    finding = software.judge_versions("code", [("a",)] * 3 + [("a", "MPI b"), ()], name)
+    assert finding.found == "rank 3 on n3 has MPI b; rank 4 on n4 has less; the others have a"
     # Many are counted.
     finding = software.judge_versions("code", [("a",)] * 30 + [("b",)] * 20, name)
     assert finding.found.count(" has b") == MOST_PARTS

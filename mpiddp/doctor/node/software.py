@@ -68,7 +68,7 @@ def judge_versions(
     parts = []
     for rank in odd:
         has = [own for own in rows[rank] if own not in usual]
-        parts.append(f"{name(rank)} has {', '.join(has)}")
+        parts.append(f"{name(rank)} has {', '.join(has) or 'less'}")
     return failed(
         check,
         f"{join_some(parts)}; the others have {', '.join(usual)}",
