@@ -167,6 +167,22 @@ def test_a_slip_in_the_number_of_ranks_is_refused(monkeypatch):
         launch_plan.make_plan(FrontOptions(hosts=read_hosts("a:129,b:1")), question=Question(()))
 
 
+@pytest.mark.parametrize(
+    ("launcher", "job", "reason"),
+    [
+        ("auto", "7", "a Slurm job's"),
+        ("srun", "", "a Slurm job's"),
+        ("none", "", "--launcher none"),
+    ],
+)
+def test_hosts_are_refused_where_others_choose_them(launcher, job, reason, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    with pytest.raises(
+        ConfigurationError, match=f"--hosts names machines for mpirun, but .*{reason}"
+    ):
+        launch_plan.find_hosts(FrontOptions(hosts=read_hosts("a"), launcher=launcher))
+
+
 def test_a_list_that_cannot_be_read_stops_only_who_needs_it(monkeypatch):
     monkeypatch.setenv("PBS_NODEFILE", "no/such/file")
     plan = launch_plan.make_plan(FrontOptions(ranks=2), question=Question(()))
