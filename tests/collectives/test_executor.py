@@ -209,9 +209,7 @@ def test_a_wish_must_be_the_own_type_or_a_wider_floating_one(dtype, wish):
 
 
 def reduce_once(arithmetic, tensors, own, final, repeat=1):
-    """Reduces the tensors, from the left, into the one at place ``own`` or into another one.
-
-    Returns the result and the operands afterwards."""
+    """Reduce from left to right into ``tensors[own]`` or a new one; returns it and the operands."""
     count = len(tensors[0])
     tensors = [tensor.clone() for tensor in tensors]
     out = tensors[own] if own is not None else torch.full((count,), 55).to(arithmetic.dtype)

@@ -326,7 +326,7 @@ def test_a_wait_looks_for_a_while_and_then_sleeps(policy, look, monkeypatch):
     assert (spared.calls, clock.yields) == ((looks - 6, 0) if spins else (0, looks - 6))
     Waiter(policy, 30.0).wait(Counter(looks + 5), complain, spared)
     assert 1 <= len(clock.sleeps) <= 9 and clock.sleeps[0] >= FIRST_PAUSE
-    # Who knows nothing of cores does not spin for long: other nodes' ranks may share the machine.
+    # Without a count of spare cores a rank soon sleeps: others may need its core.
     Waiter(Policy.SPIN, 30.0).wait(Counter(round(POLL / 1e-6) + 5), complain)
     assert len(clock.sleeps) > 1
     # The kernel's slice is a tick of 4 ms with CONFIG_HZ=250, and 3 ms with 1000.

@@ -43,7 +43,7 @@ def test_locked_memory(given_limits, status, words):
 @pytest.mark.parametrize(
     ("files", "size", "advised"),
     [
-        # 256 of its own, and two for each rank.
+        # A process needs 256 files, and two more for each rank.
         *((264, 4, None), (263, 4, 4096), (1024, 1000, 4096), (1024, 2000, 4256)),
         (UNLIMITED, 10**6, None),
     ],

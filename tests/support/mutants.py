@@ -260,7 +260,8 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
         for line, contexts in data.contexts_by_lineno(file).items():
             for context in frozenset(contexts):
                 found[name, line] |= list_tests(context)
-                at_import |= set() if context else {(name, line)}
+            if "" in contexts:
+                at_import.add((name, line))
     files: dict[str, set[str]] = defaultdict(set)
     for (name, _), each in found.items():
         files[name] |= each
