@@ -434,9 +434,10 @@ def test_what_each_kind_of_input_becomes(tmp_path):
     source = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     assert launch(source) == ("", "NoneNone")
     os.close(source)
-    # A socket is copied.
+    # A socket is copied, and may stay open.
     own, its = socket.socketpair()
     with own, its:
+        assert launch(its, rank=1) == ("", "NoneNone")
         own.sendall(b"text")
         own.shutdown(socket.SHUT_WR)
         assert launch(its) == ("text", "NoneNone")

@@ -258,8 +258,7 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     for file in data.measured_files():
         name = str(Path(file).relative_to(copy.root))
         for line, contexts in data.contexts_by_lineno(file).items():
-            for context in frozenset(contexts):
-                found[name, line] |= list_tests(context)
+            found[name, line].update(*map(list_tests, contexts))
             if "" in contexts:
                 at_import.add((name, line))
     files: dict[str, set[str]] = defaultdict(set)
