@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,24 @@ class Copy:
                     os.kill(int(pid), signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def make_copies(count: int) -> Iterator[list[Copy]]:
+    """So many, which are removed at the end or by SIGTERM, with all that runs in them."""
+    # Its path is short, since sockets are made below it; some tests read it as another user.
+    with tempfile.TemporaryDirectory(prefix="b-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        copies = [Copy(Path(folder) / str(number)) for number in range(count)]
+
+        def end(number: int, _: object) -> None:
+            for copy in copies:
+                copy.end()
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(128 + number)  # Threads would go on with the next.
+
+        signal.signal(signal.SIGTERM, end)
+        yield copies
+
+
 def try_all(entries: list[Breakage], jobs: int) -> tuple[int, int]:
     """How many entries were noticed, and how many could be tried."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
@@ -153,17 +172,14 @@ def try_all(entries: list[Breakage], jobs: int) -> tuple[int, int]:
         finally:
             free.put(copy)
 
-    # Its path is short, since sockets are made below it; some tests read it as another user.
-    with tempfile.TemporaryDirectory(prefix="b-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        for number in range(jobs):
-            free.put(Copy(Path(folder) / str(number)))
-        with ThreadPoolExecutor(jobs) as pool:
-            selections = {each.tests: each for each in entries}
-            passed = pool.map(lambda each: run(each, False), selections.values())
-            sound = dict(zip(selections, passed, strict=True))
-            tried = [each for each in entries if sound[each.tests]]
-            return sum(pool.map(lambda each: run(each, True), tried)), len(tried)
+    with make_copies(jobs) as copies, ThreadPoolExecutor(jobs) as pool:
+        for copy in copies:
+            free.put(copy)
+        selections = {each.tests: each for each in entries}
+        passed = pool.map(lambda each: run(each, False), selections.values())
+        sound = dict(zip(selections, passed, strict=True))
+        tried = [each for each in entries if sound[each.tests]]
+        return sum(pool.map(lambda each: run(each, True), tried)), len(tried)
 
 
 def main() -> int:

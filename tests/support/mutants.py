@@ -20,7 +20,6 @@ import queue
 import random
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 from collections import Counter, defaultdict
@@ -33,7 +32,7 @@ import coverage
 import pytest
 
 import launchers
-from breakages import Copy
+from breakages import MARK, Copy, make_copies
 
 EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
 COMPARISONS = {
@@ -225,14 +224,16 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
     program = copy.root / Path(__file__).relative_to(launchers.ROOT)
     path = os.pathsep.join((str(copy.root), str(program.parent)))
     # With the file's name a process reads the test's name from its own environment.
-    own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary), "COVERAGE_PROCESS_START": str(rc)}
+    own = {"PYTHONPATH": path, "TMPDIR": str(copy.temporary), MARK: str(copy.root),
+           "COVERAGE_PROCESS_START": str(rc)}  # fmt: skip
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", str(program), "--covered",
                str(place / "seconds"), folder, "--tests", *tests]  # fmt: skip
     # Processes that load no site-packages would not be measured.
     bare = [path for path in (copy.root / "mpiddp").rglob("*.py") if BARE in path.read_text()]
     for path in bare:
         copy.write(path, path.read_text().replace(BARE, '"-I"'))
-    code = subprocess.run(command, cwd=copy.root, env={**os.environ, **own}, check=False).returncode
+    environ = {**os.environ, **own}
+    code = subprocess.run(command, cwd=copy.root, env=environ, check=False).returncode
     for path in bare:
         copy.write(path, (launchers.ROOT / path.relative_to(copy.root)).read_text())
     if code:
@@ -352,9 +353,7 @@ def main() -> int:
         return run_covered(tests, options.covered)
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     mutants = draw(options.folder, options.count, options.seed)
-    with tempfile.TemporaryDirectory(prefix="m-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        copies = [Copy(Path(folder) / str(number)) for number in range(options.jobs)]
+    with make_copies(options.jobs) as copies:
         covered = cover(copies[0], options.folder, tests)
         for copy in copies:
             free.put(copy)
