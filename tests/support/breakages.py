@@ -152,10 +152,11 @@ def make_copies(count: int) -> Iterator[list[Copy]]:
         copies = [Copy(Path(folder) / str(number)) for number in range(count)]
 
         def end(number: int, _: object) -> None:
-            for copy in copies:
-                copy.end()
-            shutil.rmtree(folder, ignore_errors=True)
-            os._exit(128 + number)  # Threads would go on with the next.
+            for _ in range(2):  # Other threads go on with their next meanwhile.
+                for copy in copies:
+                    copy.end()
+                shutil.rmtree(folder, ignore_errors=True)
+            os._exit(128 + number)
 
         signal.signal(signal.SIGTERM, end)
         yield copies
