@@ -156,6 +156,7 @@ GIVEN = make((8, 0), (8, 0), tasks=6, tasks_per_node=(3, 3))
 def test_a_request_is_fulfilled(given, asked, ranks, cores):
     layout = choose_layout(given, asked)
     assert (layout.ranks_of, layout.world, layout.cores) == (ranks, sum(ranks), cores)
+    assert f" = {sum(ranks)} rank" in layout.describe_ranks()
     assert f"--ntasks={sum(ranks)}" in layout.srun_options()
     assert f"--nodes={len(ranks)}" in layout.srun_options()
     # Where Slurm could choose among the job's nodes, they are named.

@@ -19,10 +19,11 @@ import pytest
 
 import launchers
 from mpiddp.environment import JOB_DIRECTORY
+from mpiddp.errors import ConfigurationError
 from mpiddp.front import attempt, guard
 from mpiddp.front.attempt import Files, Launch
 from mpiddp.front.job_end import Exit, describe_code, find_end, find_failure
-from mpiddp.launch.launcher.programs import OPEN_MPI, SRUN
+from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, SRUN
 from mpiddp.process.background import LASTING_SECONDS
 from mpiddp.process.descendants import list_children
 from mpiddp.process.publication import ADDRESS_FILE
@@ -81,6 +82,8 @@ def launch(monkeypatch):
 
 
 def test_a_signal_between_two_launchers_goes_to_the_second_alone(launch, monkeypatch):
+    with pytest.raises(ConfigurationError, match="/no/mpirun cannot be run: No such file"):
+        launch.run(["/no/mpirun"], os.environ, None)
     assert launch.run(["true"], os.environ, None).status == 0
     killed = []
     monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
@@ -108,22 +111,40 @@ def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monke
     assert launch.run(["sleep", str(SECONDS)], os.environ, None).status == 128 + signal.SIGUSR1
 
 
-def test_ctrl_c_before_the_ranks_have_met_is_no_interrupt_of_python(launch, monkeypatch, tmp_path):
-    sent = []
+@pytest.mark.parametrize(
+    ("kind", "job", "told"),
+    # Slurm sends SIGTERM a second time when it kills what is left: no reason to hurry.
+    [
+        (OPEN_MPI, "", (2, 2, 2, 15, 15)),
+        (OPEN_MPI, "7", (2, 2, 2, 15)),
+        (MPICH, "7", (2, 2, 2, 15)),
+    ],
+)
+def test_whom_a_signal_reaches(launch, monkeypatch, tmp_path, kind, job, told):
+    """Until ranks have met, Ctrl-C is no interrupt of Python. Open MPI's get the first one here."""
+    sent, heard, rank = [], [], 2**22 + 1
+    launch.kind = kind
 
-    def interrupt(_, process, show):
-        monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
+    def signal_all(_, process, show):
+        monkeypatch.setattr(os, "kill", lambda whom, number: sent.append((whom == rank, number)))
         signal.raise_signal(signal.SIGINT)
         (tmp_path / ADDRESS_FILE).touch()
-        signal.raise_signal(signal.SIGINT)
+        for number in 2 * (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
         monkeypatch.setattr(os, "kill", kill)
         process.kill()
 
     kill = os.kill
-    monkeypatch.setattr(attempt, "copy_messages", interrupt)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setattr(attempt, "copy_messages", signal_all)
+    monkeypatch.setattr(attempt, "list_children", lambda launcher: [rank])
+    monkeypatch.setattr(guard.Guard, "tell", lambda _, number: heard.append(number))
     launch.run(["sleep", str(SECONDS)], {**os.environ, JOB_DIRECTORY: str(tmp_path)}, None)
-    heard = [number for number in sent if number != signal.SIGCONT]
-    assert heard == [signal.SIGTERM, signal.SIGINT]
+    past, on = kind is OPEN_MPI, (False, signal.SIGCONT)  # A launcher may be stopped.
+    expected = [(False, 15), (past, 2), (past, 15), (False, 2), (False, 15)]
+    assert sent == [each for told in expected for each in (told, on)]
+    assert tuple(sorted(heard)) == told
 
 
 ENDS = """
@@ -180,6 +201,7 @@ def test_ranks_that_outlast_ctrl_c_are_told(launch, monkeypatch, capfd):
     monkeypatch.setattr(attempt, "PATIENCE_SECONDS", 0.1)
     program = FORGETFUL.replace("SIGTERM", "SIGINT").replace("60", "0")
     assert launch.run([sys.executable, "-c", program], os.environ, None).status == 0
+    signal.raise_signal(signal.SIGALRM)  # No rank runs any more.
     assert capfd.readouterr().err.encode() == attempt.STILL_RUNNING
 
 
@@ -376,7 +398,9 @@ def test_a_launcher_that_is_stopped_hears_of_a_signal():
 def test_a_launcher_that_hangs_ends_with_a_front_that_was_killed():
     with started(DEAF) as job:
         job.process.kill()
+        began = time.monotonic()
         job.wait()
+    assert time.monotonic() - began > guard.LAUNCHER_SECONDS - 1, "it had no time to end by itself"
 
 
 def test_a_launcher_ends_with_a_front_and_a_guard_that_were_killed():
@@ -384,6 +408,8 @@ def test_a_launcher_ends_with_a_front_and_a_guard_that_were_killed():
         os.kill(min(list_children(job.process.pid)), signal.SIGKILL)  # The guard.
         job.process.kill()
         job.wait()
+    late = launchers.run_python("-c", "from mpiddp.front.attempt import _end_with; _end_with(0)")
+    assert late.returncode == 143, "a launcher whose front has gone before it runs must not start"
 
 
 @pytest.mark.parametrize("options", ["", DETACHED])
@@ -392,16 +418,23 @@ def test_what_ranks_have_started_ends_with_a_signal(options):
         assert end(job, signal.SIGTERM) == "15 False"
 
 
-@pytest.mark.parametrize("options", ["", DETACHED])
-def test_what_ranks_have_left_behind_does_not_delay_the_end_and_outlives_it_on_purpose(options):
-    with started(LAUNCHER, CHILD.format(options=options) + "time.sleep(4)\n") as job:
-        if options:
-            job.process.wait(launchers.SHORTEST_DEADLINE)
-            left = int(job.stdout().split()[1])
-            # If nobody waits for it, a signal would still find it when it has ended.
-            assert find_start(left) is not None
-            os.kill(left, signal.SIGKILL)
+@pytest.mark.parametrize(
+    "beside",
+    # It holds the launcher's output; or it does not, and has a little time.
+    ['["sleep", "1000"]', '["sh", "-c", "sleep 5; touch late"], stdout=subprocess.DEVNULL'],
+)
+def test_what_ranks_have_left_behind_does_not_delay_the_end_and_outlives_it_on_purpose(
+    beside, tmp_path
+):
+    child = f"import os; os.chdir({str(tmp_path)!r}){CHILD.format(options=DETACHED)}"
+    with started(LAUNCHER, f"{child}subprocess.Popen({beside})\ntime.sleep(4)\n") as job:
+        job.process.wait(launchers.SHORTEST_DEADLINE)
+        left = int(job.stdout().split()[1])
+        # If nobody waits for it, a signal would still find it when it has ended.
+        assert find_start(left) is not None
+        os.kill(left, signal.SIGKILL)
         assert job.wait().stdout.splitlines()[-1] == "0 False"
+    assert (tmp_path / "late").exists() is ("late" in beside)
 
 
 def test_ranks_have_their_time_after_a_first_signal_but_not_after_a_second():

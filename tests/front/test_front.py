@@ -406,12 +406,16 @@ def call(words: Sequence[str], monkeypatch) -> int:
 
 @pytest.mark.parametrize(
     ("words", "text"),
-    [(["-m", "package.module"], b"return 1\n"), (["package/module.py"], b"# coding: none\n")],
+    [
+        (["-m", "package.module"], b"return 1\n"),
+        (["package/module.py"], b"# coding: none\n"),
+        (["package"], b"return 1\n"),
+    ],
 )
 def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, capsys, words, text):
     monkeypatch.setattr(launch_plan, "find_mpirun", lambda _: pytest.fail("it is being started"))
     (folder / "package").mkdir()
-    script = folder / "package" / "module.py"
+    script = folder / "package" / ("__main__.py" if words == ["package"] else "module.py")
     (folder / "package" / "__init__.py").write_text("raise SystemExit(7)  # Not run.")
     script.write_bytes(text)
     assert call(["-n", "2", *words], monkeypatch) == 1
@@ -464,10 +468,15 @@ def allocation(folder, monkeypatch) -> Path:
 
 @pytest.mark.parametrize(
     ("library", "text", "pmi"),
-    [("libmpi.so.12", "", "pmi2"), ("libmpi.so.12", "'--with-pmix=/usr'", "pmix")],
+    [
+        ("libmpi.so.12", "", "pmi2"),
+        ("libmpi.so.12", "'--with-pmix=/usr'", "pmix"),
+        ("libmpi_cray.so.12", "", "cray_shasta"),
+    ],
 )
 def test_srun_is_told_what_the_library_speaks(allocation, monkeypatch, capsys, library, text, pmi):
     path = allocation / library
+    monkeypatch.setenv("CRAY_MPICH_VERSION", "8.1.25")  # A module that an MPICH was loaded beside.
     path.write_text(text)
     monkeypatch.setenv("MPI4PY_LIBMPI", str(path))
     assert call(["--dry-run", "hello.py"], monkeypatch) == 0
@@ -562,6 +571,7 @@ def lost(host: str) -> Exit:
 
 
 def test_all_ranks_are_started_again_until_they_succeed(folder, monkeypatch, capsys):
+    monkeypatch.setenv("PBS_NODEFILE", "no/such/file")
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 6}), Exit(1), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == 0
     assert attempts.counts == ["0", "1", "2"]
@@ -573,6 +583,7 @@ def test_all_ranks_are_started_again_until_they_succeed(folder, monkeypatch, cap
     assert "exit code 6: " in said and "restart 1 of 3" in said
     # The outcome of the attempt before is not this one's.
     assert "exit code 1: " in said and "restart 2 of 3" in said
+    assert said.count("no/such/file cannot be read") == 1, "what is odd about the hosts, once"
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 5, 75, 130])
@@ -636,8 +647,12 @@ def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys
         return Exit(1)
 
     monkeypatch.setattr(attempt.Launch, "run", fill)
+    variables = {"MPIDDP_WRAP": "env A=b", "MPIDDP_ENVIRONMENT": "/its/own"}
+    launchers.set_variables(monkeypatch, variables)
     assert call(["-n", "2", "--job-log", "logs", "hello.py"], monkeypatch) == 1
-    said = capsys.readouterr().err
+    before, said = capsys.readouterr()
+    rows = dict(line.split(maxsplit=1) for line in before.splitlines())
+    assert [rows["environment"], rows["prefix"]] == ["/its/own", "env A=b"], before
     assert said.endswith("x\nlast\n") and "first" not in said and len(said) < 1 << 17
 
 
@@ -751,6 +766,7 @@ def test_the_node_of_the_front_lives_whatever_a_rank_that_was_cut_off_says(alloc
     assert ["--overlap" in command for command in attempts.commands] == [False, True]
 
 
+ENDED = {"code": 4, "reason": "no answer", "host": "n2"}
 BAD = {"check": "GPUs", "status": "fail", "found": "no answer", "hosts": ["n2.cluster"], "code": 1}
 
 
@@ -765,17 +781,19 @@ BAD = {"check": "GPUs", "status": "fail", "found": "no answer", "hosts": ["n2.cl
         ("", [{**BAD, "status": "warn"}, {**BAD, "check": "run directory"}], 0, "2 of 2 nodes"),
         ("--min-nodes 1", [{**BAD, "hosts": ["n1", "n2"]}], 3, "the job fails the preflight: GPUs"),
         ("--min-nodes 1", None, 3, "the job fails the preflight: exit code 4"),
+        ("--min-nodes 1", ENDED, 3, "the job fails the preflight: no answer"),
+        ("--min-nodes 1", {**ENDED, "node_fault": "GPU"}, 0, "n2 fails the preflight: no answer"),
     ],
 )
 def test_nodes_are_examined_before_the_ranks_start(
     allocation, monkeypatch, capsys, words, rows, code, said
 ):
-    attempts = Attempts(monkeypatch, Exit(4), Exit(0))
-    attempts.report = {"complete": True, "findings": rows} if rows is not None else None
+    attempts = Attempts(monkeypatch, Exit(4, outcome=rows if type(rows) is dict else None), Exit(0))
+    attempts.report = {"complete": True, "findings": rows} if type(rows) is list else None
     assert attempts.start("--preflight", "--ranks-per-node", "1", *words.split()) == code
     assert said in capsys.readouterr().err
     assert len(attempts.commands) == (1 if code else 2) and "--nodes=2" in attempts.commands[0]
-    assert code or ("--exclude=n2" in attempts.commands[1]) is (BAD in rows)
+    assert code or ("--exclude=n2" in attempts.commands[1]) is ("n2 fails" in said or BAD in rows)
 
 
 def test_a_preemption_during_the_preflight_is_no_fault_of_a_node(folder, monkeypatch, capsys):
