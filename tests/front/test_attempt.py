@@ -346,10 +346,12 @@ os._exit(abs(rank.wait()))
 """
 CHILD = """
 import os, signal, subprocess, sys, time
-child = subprocess.Popen(["sleep", "1000"]{options})
-print("ready", child.pid, flush=True)
+left = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL)
+subprocess.Popen({beside})
+print("ready", left.pid, flush=True)
 """
-DETACHED = ", start_new_session=True, stdout=subprocess.DEVNULL"
+HOLDER = '["sleep", "1000"]'
+"""It holds the launcher's output."""
 LONG = "time.sleep(1000)\n"
 SLOW = """
 import os, signal, time
@@ -387,8 +389,8 @@ def test_a_launcher_that_hangs_is_killed_after_a_signal(numbers):
         assert end(job, *numbers) == f"{128 + signal.SIGKILL} True"
 
 
-def test_a_launcher_that_is_stopped_hears_of_a_signal():
-    with started(LAUNCHER, CHILD.format(options="") + LONG) as job:
+def test_what_ranks_have_started_ends_with_a_signal_though_their_launcher_is_stopped():
+    with started(LAUNCHER, CHILD.format(beside=HOLDER) + LONG) as job:
         # Beside the guard, which the front has forked first.
         launcher = max(list_children(job.process.pid))
         os.kill(launcher, signal.SIGSTOP)
@@ -412,22 +414,15 @@ def test_a_launcher_ends_with_a_front_and_a_guard_that_were_killed():
     assert late.returncode == 143, "a launcher whose front has gone before it runs must not start"
 
 
-@pytest.mark.parametrize("options", ["", DETACHED])
-def test_what_ranks_have_started_ends_with_a_signal(options):
-    with started(LAUNCHER, CHILD.format(options=options) + LONG) as job:
-        assert end(job, signal.SIGTERM) == "15 False"
-
-
+# What does not hold the launcher's output has a little time.
 @pytest.mark.parametrize(
-    "beside",
-    # It holds the launcher's output; or it does not, and has a little time.
-    ['["sleep", "1000"]', '["sh", "-c", "sleep 5; touch late"], stdout=subprocess.DEVNULL'],
+    "beside", [HOLDER, '["sh", "-c", "sleep 5; touch late"], stdout=subprocess.DEVNULL']
 )
 def test_what_ranks_have_left_behind_does_not_delay_the_end_and_outlives_it_on_purpose(
     beside, tmp_path
 ):
-    child = f"import os; os.chdir({str(tmp_path)!r}){CHILD.format(options=DETACHED)}"
-    with started(LAUNCHER, f"{child}subprocess.Popen({beside})\ntime.sleep(4)\n") as job:
+    child = f"import os; os.chdir({str(tmp_path)!r}){CHILD.format(beside=beside)}"
+    with started(LAUNCHER, f"{child}time.sleep(4)\n") as job:
         job.process.wait(launchers.SHORTEST_DEADLINE)
         left = int(job.stdout().split()[1])
         # If nobody waits for it, a signal would still find it when it has ended.

@@ -82,9 +82,6 @@ def run(*words: str, **variables: str) -> launchers.Result:
     return launchers.run_python(*MPIDDP[1:], *words, env=environment, cwd=None)
 
 
-# ---- the command line ------------------------------------------------------------------------
-
-
 WORD = st.binary(max_size=20).map(lambda word: os.fsdecode(word.replace(b"\0", b"")))
 HARD = (
     *(":", "::", "", " ", "a b", "a\nb", "'", '"', "\\", "$HOME", "%", "%t", "a=b", "=", "-", "--"),
@@ -170,9 +167,6 @@ def test_the_trainer_names_options(folder):
 def test_the_help_has_a_line_for_every_command():
     listed = re.findall(r"mpiddp (?:\[OPTIONS\] )?([a-z|]+)", command_line.USAGE)
     assert sorted("|".join(listed).split("|")) == sorted(command_line.COMMANDS)
-
-
-# ---- what would be started -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -315,9 +309,6 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
     assert pasted.stdout == "a rank\n" * ranks, line + pasted.stderr
 
 
-# ---- mistakes --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -436,9 +427,6 @@ def test_a_directory_that_was_deleted_starts_nothing(folder, monkeypatch, capsys
         mpiddp.ranks(2)
 
 
-# ---- in an allocation ------------------------------------------------------------------------
-
-
 @pytest.fixture
 def allocation(folder, monkeypatch) -> Path:
     """A job on two nodes of four cores, with programs that only answer."""
@@ -521,9 +509,6 @@ def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
     assert not __main__._is_front(line)
     # A rank may start ranks, if it asks for some.
     assert __main__._is_front(line, is_started_by_rank=True) == (is_front and bool(line.front))
-
-
-# ---- restarts --------------------------------------------------------------------------------
 
 
 class Attempts:
@@ -900,9 +885,6 @@ def test_a_requeue_that_ends_scontrol_is_one(after, allocation, monkeypatch, cap
     assert ("the job was not requeued" in capfd.readouterr().err) is (after == "RUNNING")
 
 
-# ---- real ranks ------------------------------------------------------------------------------
-
-
 def start(launcher, ranks: int, words: Sequence[str], **more):
     """A job whose ranks the front starts with this mpirun."""
     options = ["-m", "mpiddp", "-n", str(ranks), "--launcher", str(launcher.mpirun)]
@@ -917,7 +899,8 @@ def test_words_reach_the_script_as_they_were_typed(name, folder):
     words = [*HARD, *(f"/data/file-{number:05d}.bin" for number in range(3_000))]
     with start(launcher, 1, ["--quiet", "words.py", *words], env={"MPIDDP_WRAP": "env"}) as job:
         done = job.wait().expect(0)
-    assert done.stdout == f"{digest_words(words)}\n" and done.stderr.count("hint") == 0
+    digest = hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()
+    assert done.stdout == f"{digest}\n" and done.stderr.count("hint") == 0
 
 
 COLON = "have the word ':', which a launcher reads as its own"
@@ -950,19 +933,11 @@ print(hashlib.sha256(b"\\0".join(map(os.fsencode, sys.argv[1:]))).hexdigest(), f
 """
 
 
-def digest_words(words: Sequence[str]) -> str:
-    return hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()
-
-
-FAILURE = """
-if count == "0" and rank == 1:
-    raise RuntimeError("the first time it fails")
-"""
-
-
 @pytest.mark.by_default("openmpi")
 def test_ranks_that_failed_are_started_again(either_launcher, folder):
-    (folder / "failing.py").write_text(HELLO + FAILURE)
+    (folder / "failing.py").write_text(
+        HELLO + "if count == '0' and rank == 1: raise RuntimeError('the first time it fails')"
+    )
     with start(either_launcher, 2, ["--restarts", "1", "failing.py", "--lr", "1"]) as job:
         done = job.wait().expect(0)
     assert done.stderr.count("RuntimeError: the first time it fails") >= 1
@@ -1009,9 +984,6 @@ def await_words(folder: Path, text: str) -> None:
     launchers.until(
         lambda: [path.read_text() for path in folder.glob("said-*")] == [text] * 2, f"{text!r}"
     )
-
-
-# ---- quick -----------------------------------------------------------------------------------
 
 
 def test_the_front_imports_nothing_heavy():

@@ -34,8 +34,6 @@ from mpiddp.launch.script.front_options import FrontOptions
 from mpiddp.options.fields import list_fields
 from mpiddp.process import cpus
 
-# ---- lists ---------------------------------------------------------------------------------------
-
 FORMS = {
     "a slots=4 max_slots=8": {"a": 4},
     "a slots=0\nb": {"b": None},
@@ -103,8 +101,6 @@ def test_a_setting_without_hosts_is_no_job(variable, tmp_path):
     assert schedulers.find_hosts({variable: str(tmp_path / "hosts")}) is None
     assert schedulers.find_hosts({variable: "none"}) is None
 
-
-# ---- plans ---------------------------------------------------------------------------------------
 
 OWN = os.uname().nodename
 CORES = cpus.count_cores()
@@ -246,9 +242,6 @@ def test_hosts_are_asked_by_what_mpirun_will_take(case, monkeypatch):
     assert (" ".join(found.words), found.variables) == (words, told)
 
 
-# ---- what they are asked -------------------------------------------------------------------------
-
-
 def test_hosts_with_the_same_problem_share_a_line():
     problems = {f"node{n}": ("it lacks torch",) for n in (1, 2, 3)} | {"x": ("no answer",)}
     with pytest.raises(ConfigurationError) as caught:
@@ -354,8 +347,6 @@ def test_a_signal_ends_the_questions_at_once(other_ssh, tmp_path, number, answer
         assert b"restart 1" not in job.stderr.read()
     assert not find_left(mark)
 
-
-# ---- real hosts ----------------------------------------------------------------------------------
 
 SCRIPT = """
     import os, socket, torch, torch.distributed as dist
