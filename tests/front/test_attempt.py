@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,17 +215,10 @@ def test_srun_without_a_step_ends_itself(monkeypatch, step):
         asked.append(command)
         return step.format(host=host, process=42)
 
-    class Process:
-        pid = 42
-        returncode = None
-
-        def send_signal(self, number):
-            sent.append(number)
-
     monkeypatch.setattr(attempt, "ask", answer)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     launch = Launch(SRUN, starts_ranks=True)
-    launch._process = Process()  # type: ignore[assignment]
+    launch._process = types.SimpleNamespace(pid=42, returncode=None, send_signal=sent.append)
     monkeypatch.setattr(launch, "_is_running", lambda: True)
     for number in (signal.SIGUSR1, signal.SIGTERM):
         launch._take(number, None)

@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -216,14 +217,15 @@ def test_what_each_rank_runs(folder, monkeypatch, words, kept, own, program):
 def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
     """As an editable installation of setuptools does."""
 
-    class Finder:
-        def find_spec(self, name, path=None, target=None):
-            return importlib.machinery.ModuleSpec(name, None) if name == "editable" else None
+    def find_spec(name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, None) if name == "editable" else None
 
     line = split(["-n", "2", "-m", "editable.part"])
     with pytest.raises(ConfigurationError, match="no module named 'editable'"):
         make_rank_command(line, FrontOptions())
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    monkeypatch.setattr(
+        sys, "meta_path", [*sys.meta_path, types.SimpleNamespace(find_spec=find_spec)]
+    )
     assert make_rank_command(line, FrontOptions())[-2:] == ["_-m", "_editable.part"]
 
 
@@ -395,21 +397,15 @@ def call(words: Sequence[str], monkeypatch) -> int:
     return caught.value.code
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["-m", "package.module"], b"return 1\n"),
-        (["package/module.py"], b"# coding: none\n"),
-        (["package"], b"return 1\n"),
-    ],
-)
-def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, capsys, words, text):
+@pytest.mark.parametrize("words", ["-m package.module", "package", "package/module.py"])
+def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, capsys, words):
+    text = b"# coding: none\n" if "/" in words else b"return 1\n"
     monkeypatch.setattr(launch_plan, "find_mpirun", lambda _: pytest.fail("it is being started"))
     (folder / "package").mkdir()
-    script = folder / "package" / ("__main__.py" if words == ["package"] else "module.py")
+    script = folder / "package" / ("__main__.py" if words == "package" else "module.py")
     (folder / "package" / "__init__.py").write_text("raise SystemExit(7)  # Not run.")
     script.write_bytes(text)
-    assert call(["-n", "2", *words], monkeypatch) == 1
+    assert call(["-n", "2", *words.split()], monkeypatch) == 1
     said = capsys.readouterr().err
     assert "SyntaxError: " in said and "Traceback" not in said
     # As Python itself says it, apart from mistakes in bytes, where it names no file.
