@@ -18,7 +18,6 @@ ANSWER_SECONDS = 2.0
 LOSS_SECONDS = 0.7
 """How long they are once a rank is lost, and the others are about to leave."""
 
-
 Client = Callable[[Sequence[str], Mapping[int, Any]], object]
 """Takes the hosts of all ranks, and the answers by rank."""
 

@@ -121,9 +121,6 @@ def test_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
         allocation.ask("scontrol", "show", "job")
 
 
-# How many ranks and cores each node of a Slurm job has
-
-
 def make(*nodes: tuple[int, int], **more) -> Allocation:
     """An allocation of nodes, each with so many cores and GPUs."""
     named = enumerate(nodes, 1)

@@ -240,9 +240,6 @@ def test_a_full_disk_below_standard_output_is_no_failure_at_the_end():
         assert subprocess.run([sys.executable, "-c", code], stdout=full).returncode == 0
 
 
-# The exit code of a job: from its outcome, from what srun said, from signals
-
-
 CRASHED = "node1: task 0: Segmentation fault (core dumped)"
 LEFT = "node1: task 1: Exited with exit code 3"
 KILLED = "node2: tasks 2-3: Killed"
@@ -303,9 +300,6 @@ def test_codes_of_signals_are_named_and_those_of_a_program_without_a_launcher_ke
     assert describe_code(128 + signal.SIGSEGV) == "signal 11 (SIGSEGV) killed it"
     assert describe_code(77) == describe_code(255) == "a code that the program chose"
     assert find_end(Exit(9, "", signal.SIGTERM), None).code == 9
-
-
-# Whatever ends the front, and whatever a launcher catches: what was started ends as well
 
 
 FRONT = """
