@@ -70,7 +70,6 @@ def ask(*command: str, seconds: float = ANSWER_SECONDS) -> str:
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             errors="replace",
             timeout=seconds,
             check=False,

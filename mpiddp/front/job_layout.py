@@ -23,12 +23,12 @@ class JobLayout:
     """Ranks in all; fewer than ``ranks_of`` if Slurm was given --ntasks-per-node, too."""
     cores: int
     """Per rank."""
-    note: str = ""
+    note: str
     """Why a rank has fewer cores than were asked for."""
-    is_overcommitted: bool = False
-    is_from_slurm: bool = False
+    is_overcommitted: bool
+    is_from_slurm: bool
     """Whether the ranks per node are Slurm's own choice, so that srun is not told them."""
-    is_part: bool = False
+    is_part: bool
     """Whether the job has other nodes, too."""
     spares: tuple[str, ...] = ()
     """Hosts without ranks, which take the place of one that a restart leaves out."""

@@ -165,7 +165,6 @@ class MessageFilter:
         """Whether this line belongs to torch's warning; it is kept."""
         if _WARNING.match(line):
             self._warned = time.monotonic()
-            self._is_in_warning = True
         elif not (self._is_in_warning and _STACK.match(line)):
             return False
         self._warning += line + b"\n"

@@ -99,7 +99,7 @@ def _list_program(line: CommandLine) -> list[str]:
 
 def _interpreter_options() -> list[str]:
     """Python's own options, such as -u or -X: the ranks get them too."""
-    words = iter(sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])])
+    words = iter(sys.orig_argv[1:])
     found: list[str] = []
     for word in words:
         if not word.startswith("-"):

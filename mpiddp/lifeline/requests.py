@@ -18,7 +18,6 @@ ANSWER_SECONDS = 2.0
 LOSS_SECONDS = 0.7
 """How long they are once a rank is lost, and the others are about to leave."""
 
-
 Client = Callable[[Sequence[str], Mapping[int, Any]], object]
 """Takes the hosts of all ranks, and the answers by rank."""
 
@@ -63,13 +62,14 @@ def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:
     the job does not answer, and ValueError if what it says, or the file, is damaged.
     """
     link = connect(*read_address(directory / ADDRESS_FILE), ANSWER_SECONDS)
+    seconds = 2 * ANSWER_SECONDS
     try:
         link.send(name)
-        while link.wait(2 * ANSWER_SECONDS):
+        while link.wait(seconds):
             for kind, (hostnames, answers) in link.receive():
                 if kind == "answers":
                     return hostnames, dict(answers)
-        raise TimeoutError(f"no answer within {2 * ANSWER_SECONDS:g} s")
+        raise TimeoutError(f"no answer within {seconds:g} s")
     finally:
         link.close()
 

@@ -17,8 +17,6 @@ from mpiddp.schedules.schedule import project
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "plans"
 
-# ---- readers, which know the formats and nothing of mpiddp --------------------------------
-
 
 def read_goal(text):
     """Each rank's operations: verb, bytes, peer, tag, the comment before, and what it requires."""

@@ -119,9 +119,6 @@ def test_the_command_needs_no_torch_and_leaves_with_5(folder: Path) -> None:
     assert found.stderr == f"mpiddp: expected a valid checkpoint in {folder}, found none\n"
 
 
-# ---- python -m mpiddp export -------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module, MovingAverage]:
     """A script's checkpoints of steps 3 and 4, with a moving average; no test changes them."""

@@ -229,9 +229,6 @@ def test_what_does_not_fit_is_named_with_what_to_do(tmp_path: Path) -> None:
         assert "a directory of their own" in said and "\n" not in said
 
 
-# ---- what numbers do not say: strides, shared memory, types ------------------------------------
-
-
 ON_RANKS = {
     "ddp": ("store_channels_last", "transpose", "tie", "flatten", "freeze", "give_type"),
     "fsdp": ("store_channels_last", "transpose", "tie", "expand"),

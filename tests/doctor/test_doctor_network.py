@@ -303,9 +303,6 @@ def test_nodes_that_differ_in_their_address_alone_are_folded():
     assert alone.found.startswith("ib0 10.1.0.1; ")
 
 
-# ---- names of hosts, and look-ups that may not be answered -----------------------------------
-
-
 @pytest.mark.parametrize(
     ("addresses", "nodes", "status", "words"),
     [

@@ -83,9 +83,6 @@ def test_nodes_without_a_common_address(cluster, tmp_path):
     assert reading.line("GPUs").status == "skip" and reading.lines[-1].check == "the rest"
 
 
-# ---- on a Slurm cluster; docs/troubleshooting.md shows such a run -------------------------------
-
-
 def flags(nodes, *more):
     return (f"--nodelist=node[1-{nodes}]", f"--nodes={nodes}", "--ntasks-per-node=1", *more)
 

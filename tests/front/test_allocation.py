@@ -121,9 +121,6 @@ def test_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
         allocation.ask("scontrol", "show", "job")
 
 
-# How many ranks and cores each node of a Slurm job has
-
-
 def make(*nodes: tuple[int, int], **more) -> Allocation:
     """An allocation of nodes, each with so many cores and GPUs."""
     named = enumerate(nodes, 1)
@@ -156,6 +153,7 @@ GIVEN = make((8, 0), (8, 0), tasks=6, tasks_per_node=(3, 3))
 def test_a_request_is_fulfilled(given, asked, ranks, cores):
     layout = choose_layout(given, asked)
     assert (layout.ranks_of, layout.world, layout.cores) == (ranks, sum(ranks), cores)
+    assert f" = {sum(ranks)} rank" in layout.describe_ranks()
     assert f"--ntasks={sum(ranks)}" in layout.srun_options()
     assert f"--nodes={len(ranks)}" in layout.srun_options()
     # Where Slurm could choose among the job's nodes, they are named.

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +20,11 @@ import pytest
 
 import launchers
 from mpiddp.environment import JOB_DIRECTORY
+from mpiddp.errors import ConfigurationError
 from mpiddp.front import attempt, guard
 from mpiddp.front.attempt import Files, Launch
 from mpiddp.front.job_end import Exit, describe_code, find_end, find_failure
-from mpiddp.launch.launcher.programs import OPEN_MPI, SRUN
+from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, SRUN
 from mpiddp.process.background import LASTING_SECONDS
 from mpiddp.process.descendants import list_children
 from mpiddp.process.publication import ADDRESS_FILE
@@ -81,6 +83,8 @@ def launch(monkeypatch):
 
 
 def test_a_signal_between_two_launchers_goes_to_the_second_alone(launch, monkeypatch):
+    with pytest.raises(ConfigurationError, match="/no/mpirun cannot be run: No such file"):
+        launch.run(["/no/mpirun"], os.environ, None)
     assert launch.run(["true"], os.environ, None).status == 0
     killed = []
     monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
@@ -108,22 +112,40 @@ def test_a_preemption_behind_the_end_of_a_launcher_is_for_the_next(launch, monke
     assert launch.run(["sleep", str(SECONDS)], os.environ, None).status == 128 + signal.SIGUSR1
 
 
-def test_ctrl_c_before_the_ranks_have_met_is_no_interrupt_of_python(launch, monkeypatch, tmp_path):
-    sent = []
+@pytest.mark.parametrize(
+    ("kind", "job", "told"),
+    # Slurm sends SIGTERM a second time when it kills what is left: no reason to hurry.
+    [
+        (OPEN_MPI, "", (2, 2, 2, 15, 15)),
+        (OPEN_MPI, "7", (2, 2, 2, 15)),
+        (MPICH, "7", (2, 2, 2, 15)),
+    ],
+)
+def test_whom_a_signal_reaches(launch, monkeypatch, tmp_path, kind, job, told):
+    """Until ranks have met, Ctrl-C is no interrupt of Python. Open MPI's get the first one here."""
+    sent, heard, rank = [], [], 2**22 + 1
+    launch.kind = kind
 
-    def interrupt(_, process, show):
-        monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
+    def signal_all(_, process, show):
+        monkeypatch.setattr(os, "kill", lambda whom, number: sent.append((whom == rank, number)))
         signal.raise_signal(signal.SIGINT)
         (tmp_path / ADDRESS_FILE).touch()
-        signal.raise_signal(signal.SIGINT)
+        for number in 2 * (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
         monkeypatch.setattr(os, "kill", kill)
         process.kill()
 
     kill = os.kill
-    monkeypatch.setattr(attempt, "copy_messages", interrupt)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setattr(attempt, "copy_messages", signal_all)
+    monkeypatch.setattr(attempt, "list_children", lambda launcher: [rank])
+    monkeypatch.setattr(guard.Guard, "tell", lambda _, number: heard.append(number))
     launch.run(["sleep", str(SECONDS)], {**os.environ, JOB_DIRECTORY: str(tmp_path)}, None)
-    heard = [number for number in sent if number != signal.SIGCONT]
-    assert heard == [signal.SIGTERM, signal.SIGINT]
+    past, on = kind is OPEN_MPI, (False, signal.SIGCONT)  # A launcher may be stopped.
+    expected = [(False, 15), (past, 2), (past, 15), (False, 2), (False, 15)]
+    assert sent == [each for told in expected for each in (told, on)]
+    assert tuple(sorted(heard)) == told
 
 
 ENDS = """
@@ -180,6 +202,7 @@ def test_ranks_that_outlast_ctrl_c_are_told(launch, monkeypatch, capfd):
     monkeypatch.setattr(attempt, "PATIENCE_SECONDS", 0.1)
     program = FORGETFUL.replace("SIGTERM", "SIGINT").replace("60", "0")
     assert launch.run([sys.executable, "-c", program], os.environ, None).status == 0
+    signal.raise_signal(signal.SIGALRM)  # No rank runs any more.
     assert capfd.readouterr().err.encode() == attempt.STILL_RUNNING
 
 
@@ -192,17 +215,10 @@ def test_srun_without_a_step_ends_itself(monkeypatch, step):
         asked.append(command)
         return step.format(host=host, process=42)
 
-    class Process:
-        pid = 42
-        returncode = None
-
-        def send_signal(self, number):
-            sent.append(number)
-
     monkeypatch.setattr(attempt, "ask", answer)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     launch = Launch(SRUN, starts_ranks=True)
-    launch._process = Process()  # type: ignore[assignment]
+    launch._process = types.SimpleNamespace(pid=42, returncode=None, send_signal=sent.append)
     monkeypatch.setattr(launch, "_is_running", lambda: True)
     for number in (signal.SIGUSR1, signal.SIGTERM):
         launch._take(number, None)
@@ -222,9 +238,6 @@ def test_a_full_disk_below_standard_output_is_no_failure_at_the_end():
     code = "import sys; from mpiddp.front.attempt import write; write(sys.stdout, b'x')"
     with open("/dev/full", "wb") as full:
         assert subprocess.run([sys.executable, "-c", code], stdout=full).returncode == 0
-
-
-# The exit code of a job: from its outcome, from what srun said, from signals
 
 
 CRASHED = "node1: task 0: Segmentation fault (core dumped)"
@@ -289,9 +302,6 @@ def test_codes_of_signals_are_named_and_those_of_a_program_without_a_launcher_ke
     assert find_end(Exit(9, "", signal.SIGTERM), None).code == 9
 
 
-# Whatever ends the front, and whatever a launcher catches: what was started ends as well
-
-
 FRONT = """
 import os, sys
 from mpiddp.front.attempt import Launch
@@ -324,10 +334,12 @@ os._exit(abs(rank.wait()))
 """
 CHILD = """
 import os, signal, subprocess, sys, time
-child = subprocess.Popen(["sleep", "1000"]{options})
-print("ready", child.pid, flush=True)
+left = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL)
+subprocess.Popen({beside})
+print("ready", left.pid, flush=True)
 """
-DETACHED = ", start_new_session=True, stdout=subprocess.DEVNULL"
+HOLDER = '["sleep", "1000"]'
+"""It holds the launcher's output."""
 LONG = "time.sleep(1000)\n"
 SLOW = """
 import os, signal, time
@@ -365,8 +377,8 @@ def test_a_launcher_that_hangs_is_killed_after_a_signal(numbers):
         assert end(job, *numbers) == f"{128 + signal.SIGKILL} True"
 
 
-def test_a_launcher_that_is_stopped_hears_of_a_signal():
-    with started(LAUNCHER, CHILD.format(options="") + LONG) as job:
+def test_what_ranks_have_started_ends_with_a_signal_though_their_launcher_is_stopped():
+    with started(LAUNCHER, CHILD.format(beside=HOLDER) + LONG) as job:
         # Beside the guard, which the front has forked first.
         launcher = max(list_children(job.process.pid))
         os.kill(launcher, signal.SIGSTOP)
@@ -376,7 +388,9 @@ def test_a_launcher_that_is_stopped_hears_of_a_signal():
 def test_a_launcher_that_hangs_ends_with_a_front_that_was_killed():
     with started(DEAF) as job:
         job.process.kill()
+        began = time.monotonic()
         job.wait()
+    assert time.monotonic() - began > guard.LAUNCHER_SECONDS - 1, "it had no time to end by itself"
 
 
 def test_a_launcher_ends_with_a_front_and_a_guard_that_were_killed():
@@ -384,24 +398,26 @@ def test_a_launcher_ends_with_a_front_and_a_guard_that_were_killed():
         os.kill(min(list_children(job.process.pid)), signal.SIGKILL)  # The guard.
         job.process.kill()
         job.wait()
+    late = launchers.run_python("-c", "from mpiddp.front.attempt import _end_with; _end_with(0)")
+    assert late.returncode == 143, "a launcher whose front has gone before it runs must not start"
 
 
-@pytest.mark.parametrize("options", ["", DETACHED])
-def test_what_ranks_have_started_ends_with_a_signal(options):
-    with started(LAUNCHER, CHILD.format(options=options) + LONG) as job:
-        assert end(job, signal.SIGTERM) == "15 False"
-
-
-@pytest.mark.parametrize("options", ["", DETACHED])
-def test_what_ranks_have_left_behind_does_not_delay_the_end_and_outlives_it_on_purpose(options):
-    with started(LAUNCHER, CHILD.format(options=options) + "time.sleep(4)\n") as job:
-        if options:
-            job.process.wait(launchers.SHORTEST_DEADLINE)
-            left = int(job.stdout().split()[1])
-            # If nobody waits for it, a signal would still find it when it has ended.
-            assert find_start(left) is not None
-            os.kill(left, signal.SIGKILL)
+# What does not hold the launcher's output has a little time.
+@pytest.mark.parametrize(
+    "beside", [HOLDER, '["sh", "-c", "sleep 5; touch late"], stdout=subprocess.DEVNULL']
+)
+def test_what_ranks_have_left_behind_does_not_delay_the_end_and_outlives_it_on_purpose(
+    beside, tmp_path
+):
+    child = f"import os; os.chdir({str(tmp_path)!r}){CHILD.format(beside=beside)}"
+    with started(LAUNCHER, f"{child}time.sleep(4)\n") as job:
+        job.process.wait(launchers.SHORTEST_DEADLINE)
+        left = int(job.stdout().split()[1])
+        # If nobody waits for it, a signal would still find it when it has ended.
+        assert find_start(left) is not None
+        os.kill(left, signal.SIGKILL)
         assert job.wait().stdout.splitlines()[-1] == "0 False"
+    assert (tmp_path / "late").exists() is ("late" in beside)
 
 
 def test_ranks_have_their_time_after_a_first_signal_but_not_after_a_second():

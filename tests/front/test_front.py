@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -80,9 +81,6 @@ def run(*words: str, **variables: str) -> launchers.Result:
     """``python -m mpiddp WORDS``, as a person types it."""
     environment = {**launchers.WAITING, **variables}
     return launchers.run_python(*MPIDDP[1:], *words, env=environment, cwd=None)
-
-
-# ---- the command line ------------------------------------------------------------------------
 
 
 WORD = st.binary(max_size=20).map(lambda word: os.fsdecode(word.replace(b"\0", b"")))
@@ -172,9 +170,6 @@ def test_the_help_has_a_line_for_every_command():
     assert sorted("|".join(listed).split("|")) == sorted(command_line.COMMANDS)
 
 
-# ---- what would be started -------------------------------------------------------------------
-
-
 @pytest.fixture
 def dry(folder, monkeypatch, capsys):
     """The words of the line that --dry-run prints; those of pins.json are not repeated here."""
@@ -222,14 +217,15 @@ def test_what_each_rank_runs(folder, monkeypatch, words, kept, own, program):
 def test_a_module_that_only_a_hook_of_the_import_finds(folder, monkeypatch):
     """As an editable installation of setuptools does."""
 
-    class Finder:
-        def find_spec(self, name, path=None, target=None):
-            return importlib.machinery.ModuleSpec(name, None) if name == "editable" else None
+    def find_spec(name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, None) if name == "editable" else None
 
     line = split(["-n", "2", "-m", "editable.part"])
     with pytest.raises(ConfigurationError, match="no module named 'editable'"):
         make_rank_command(line, FrontOptions())
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    monkeypatch.setattr(
+        sys, "meta_path", [*sys.meta_path, types.SimpleNamespace(find_spec=find_spec)]
+    )
     assert make_rank_command(line, FrontOptions())[-2:] == ["_-m", "_editable.part"]
 
 
@@ -313,9 +309,6 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
         "sh", "-c", line.replace("-m mpiddp --underscored _say.py", "say.py"), timeout=SECONDS
     )
     assert pasted.stdout == "a rank\n" * ranks, line + pasted.stderr
-
-
-# ---- mistakes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -404,17 +397,15 @@ def call(words: Sequence[str], monkeypatch) -> int:
     return caught.value.code
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [(["-m", "package.module"], b"return 1\n"), (["package/module.py"], b"# coding: none\n")],
-)
-def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, capsys, words, text):
+@pytest.mark.parametrize("words", ["-m package.module", "package", "package/module.py"])
+def test_a_syntax_error_is_found_before_anything_starts(folder, monkeypatch, capsys, words):
+    text = b"# coding: none\n" if "/" in words else b"return 1\n"
     monkeypatch.setattr(launch_plan, "find_mpirun", lambda _: pytest.fail("it is being started"))
     (folder / "package").mkdir()
-    script = folder / "package" / "module.py"
+    script = folder / "package" / ("__main__.py" if words == "package" else "module.py")
     (folder / "package" / "__init__.py").write_text("raise SystemExit(7)  # Not run.")
     script.write_bytes(text)
-    assert call(["-n", "2", *words], monkeypatch) == 1
+    assert call(["-n", "2", *words.split()], monkeypatch) == 1
     said = capsys.readouterr().err
     assert "SyntaxError: " in said and "Traceback" not in said
     # As Python itself says it, apart from mistakes in bytes, where it names no file.
@@ -430,9 +421,6 @@ def test_a_directory_that_was_deleted_starts_nothing(folder, monkeypatch, capsys
     assert "the current directory has been deleted" in line
     with pytest.raises(ConfigurationError, match="the current directory has been deleted"):
         mpiddp.ranks(2)
-
-
-# ---- in an allocation ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -464,10 +452,15 @@ def allocation(folder, monkeypatch) -> Path:
 
 @pytest.mark.parametrize(
     ("library", "text", "pmi"),
-    [("libmpi.so.12", "", "pmi2"), ("libmpi.so.12", "'--with-pmix=/usr'", "pmix")],
+    [
+        ("libmpi.so.12", "", "pmi2"),
+        ("libmpi.so.12", "'--with-pmix=/usr'", "pmix"),
+        ("libmpi_cray.so.12", "", "cray_shasta"),
+    ],
 )
 def test_srun_is_told_what_the_library_speaks(allocation, monkeypatch, capsys, library, text, pmi):
     path = allocation / library
+    monkeypatch.setenv("CRAY_MPICH_VERSION", "8.1.25")  # A module that an MPICH was loaded beside.
     path.write_text(text)
     monkeypatch.setenv("MPI4PY_LIBMPI", str(path))
     assert call(["--dry-run", "hello.py"], monkeypatch) == 0
@@ -512,9 +505,6 @@ def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
     assert not __main__._is_front(line)
     # A rank may start ranks, if it asks for some.
     assert __main__._is_front(line, is_started_by_rank=True) == (is_front and bool(line.front))
-
-
-# ---- restarts --------------------------------------------------------------------------------
 
 
 class Attempts:
@@ -562,6 +552,7 @@ def lost(host: str) -> Exit:
 
 
 def test_all_ranks_are_started_again_until_they_succeed(folder, monkeypatch, capsys):
+    monkeypatch.setenv("PBS_NODEFILE", "no/such/file")
     attempts = Attempts(monkeypatch, Exit(137, outcome={"code": 6}), Exit(1), Exit(0))
     assert attempts.start("-n", "2", "--restarts", "3") == 0
     assert attempts.counts == ["0", "1", "2"]
@@ -573,6 +564,7 @@ def test_all_ranks_are_started_again_until_they_succeed(folder, monkeypatch, cap
     assert "exit code 6: " in said and "restart 1 of 3" in said
     # The outcome of the attempt before is not this one's.
     assert "exit code 1: " in said and "restart 2 of 3" in said
+    assert said.count("no/such/file cannot be read") == 1, "what is odd about the hosts, once"
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 5, 75, 130])
@@ -636,8 +628,12 @@ def test_the_report_reads_only_the_end_of_the_errors(folder, monkeypatch, capsys
         return Exit(1)
 
     monkeypatch.setattr(attempt.Launch, "run", fill)
+    variables = {"MPIDDP_WRAP": "env A=b", "MPIDDP_ENVIRONMENT": "/its/own"}
+    launchers.set_variables(monkeypatch, variables)
     assert call(["-n", "2", "--job-log", "logs", "hello.py"], monkeypatch) == 1
-    said = capsys.readouterr().err
+    before, said = capsys.readouterr()
+    rows = dict(line.split(maxsplit=1) for line in before.splitlines())
+    assert [rows["environment"], rows["prefix"]] == ["/its/own", "env A=b"], before
     assert said.endswith("x\nlast\n") and "first" not in said and len(said) < 1 << 17
 
 
@@ -751,6 +747,7 @@ def test_the_node_of_the_front_lives_whatever_a_rank_that_was_cut_off_says(alloc
     assert ["--overlap" in command for command in attempts.commands] == [False, True]
 
 
+ENDED = {"code": 4, "reason": "no answer", "host": "n2"}
 BAD = {"check": "GPUs", "status": "fail", "found": "no answer", "hosts": ["n2.cluster"], "code": 1}
 
 
@@ -765,17 +762,19 @@ BAD = {"check": "GPUs", "status": "fail", "found": "no answer", "hosts": ["n2.cl
         ("", [{**BAD, "status": "warn"}, {**BAD, "check": "run directory"}], 0, "2 of 2 nodes"),
         ("--min-nodes 1", [{**BAD, "hosts": ["n1", "n2"]}], 3, "the job fails the preflight: GPUs"),
         ("--min-nodes 1", None, 3, "the job fails the preflight: exit code 4"),
+        ("--min-nodes 1", ENDED, 3, "the job fails the preflight: no answer"),
+        ("--min-nodes 1", {**ENDED, "node_fault": "GPU"}, 0, "n2 fails the preflight: no answer"),
     ],
 )
 def test_nodes_are_examined_before_the_ranks_start(
     allocation, monkeypatch, capsys, words, rows, code, said
 ):
-    attempts = Attempts(monkeypatch, Exit(4), Exit(0))
-    attempts.report = {"complete": True, "findings": rows} if rows is not None else None
+    attempts = Attempts(monkeypatch, Exit(4, outcome=rows if type(rows) is dict else None), Exit(0))
+    attempts.report = {"complete": True, "findings": rows} if type(rows) is list else None
     assert attempts.start("--preflight", "--ranks-per-node", "1", *words.split()) == code
     assert said in capsys.readouterr().err
     assert len(attempts.commands) == (1 if code else 2) and "--nodes=2" in attempts.commands[0]
-    assert code or ("--exclude=n2" in attempts.commands[1]) is (BAD in rows)
+    assert code or ("--exclude=n2" in attempts.commands[1]) is ("n2 fails" in said or BAD in rows)
 
 
 def test_a_preemption_during_the_preflight_is_no_fault_of_a_node(folder, monkeypatch, capsys):
@@ -882,9 +881,6 @@ def test_a_requeue_that_ends_scontrol_is_one(after, allocation, monkeypatch, cap
     assert ("the job was not requeued" in capfd.readouterr().err) is (after == "RUNNING")
 
 
-# ---- real ranks ------------------------------------------------------------------------------
-
-
 def start(launcher, ranks: int, words: Sequence[str], **more):
     """A job whose ranks the front starts with this mpirun."""
     options = ["-m", "mpiddp", "-n", str(ranks), "--launcher", str(launcher.mpirun)]
@@ -899,7 +895,8 @@ def test_words_reach_the_script_as_they_were_typed(name, folder):
     words = [*HARD, *(f"/data/file-{number:05d}.bin" for number in range(3_000))]
     with start(launcher, 1, ["--quiet", "words.py", *words], env={"MPIDDP_WRAP": "env"}) as job:
         done = job.wait().expect(0)
-    assert done.stdout == f"{digest_words(words)}\n" and done.stderr.count("hint") == 0
+    digest = hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()
+    assert done.stdout == f"{digest}\n" and done.stderr.count("hint") == 0
 
 
 COLON = "have the word ':', which a launcher reads as its own"
@@ -932,19 +929,11 @@ print(hashlib.sha256(b"\\0".join(map(os.fsencode, sys.argv[1:]))).hexdigest(), f
 """
 
 
-def digest_words(words: Sequence[str]) -> str:
-    return hashlib.sha256(b"\0".join(map(os.fsencode, words))).hexdigest()
-
-
-FAILURE = """
-if count == "0" and rank == 1:
-    raise RuntimeError("the first time it fails")
-"""
-
-
 @pytest.mark.by_default("openmpi")
 def test_ranks_that_failed_are_started_again(either_launcher, folder):
-    (folder / "failing.py").write_text(HELLO + FAILURE)
+    (folder / "failing.py").write_text(
+        HELLO + "if count == '0' and rank == 1: raise RuntimeError('the first time it fails')"
+    )
     with start(either_launcher, 2, ["--restarts", "1", "failing.py", "--lr", "1"]) as job:
         done = job.wait().expect(0)
     assert done.stderr.count("RuntimeError: the first time it fails") >= 1
@@ -991,9 +980,6 @@ def await_words(folder: Path, text: str) -> None:
     launchers.until(
         lambda: [path.read_text() for path in folder.glob("said-*")] == [text] * 2, f"{text!r}"
     )
-
-
-# ---- quick -----------------------------------------------------------------------------------
 
 
 def test_the_front_imports_nothing_heavy():

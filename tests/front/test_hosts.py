@@ -32,8 +32,7 @@ from mpiddp.launch.launcher.programs import MPICH, OPEN_MPI, OPEN_MPI_4
 from mpiddp.launch.script.command_line import FRONT, split
 from mpiddp.launch.script.front_options import FrontOptions
 from mpiddp.options.fields import list_fields
-
-# ---- lists ---------------------------------------------------------------------------------------
+from mpiddp.process import cpus
 
 FORMS = {
     "a slots=4 max_slots=8": {"a": 4},
@@ -103,10 +102,10 @@ def test_a_setting_without_hosts_is_no_job(variable, tmp_path):
     assert schedulers.find_hosts({variable: "none"}) is None
 
 
-# ---- plans ---------------------------------------------------------------------------------------
-
 OWN = os.uname().nodename
+CORES = cpus.count_cores()
 AS_BEFORE = {
+    "--hosts, a rank per core": (OWN, {"hosts": read_hosts("localhost")}, CORES),
     "PBS, more ranks than lines": (OWN, {"ranks": 4}, 4),
     "an address": ("127.0.0.1 slots=3", {"nodes": 1}, 3),
     "two names": (f"localhost\n{OWN}", {}, 2),
@@ -119,6 +118,7 @@ def test_this_machine_alone_needs_other_ssh(case, tmp_path, monkeypatch):
     (tmp_path / "hosts").write_text(text)
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "hosts"))
     monkeypatch.setattr(launch_plan, "ask_hosts", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     plan = launch_plan.make_plan(FrontOptions(**asked), question=Question(()))
     assert (plan.ranks, plan.layout, plan.is_over_ssh) == (ranks, None, False)
 
@@ -165,6 +165,8 @@ def test_a_slip_in_the_number_of_ranks_is_refused(monkeypatch):
     monkeypatch.setattr(launch_plan, "ask_hosts", lambda *_: answers)
     with pytest.raises(ConfigurationError, match="2 cores, so give it at most 128"):
         launch_plan.make_plan(FrontOptions(hosts=read_hosts("a:129,b:1")), question=Question(()))
+    with pytest.raises(ConfigurationError, match="give more with HOST:N in --hosts"):
+        launch_plan.make_plan(FrontOptions(hosts=read_hosts("a:2"), ranks=3), question=Question(()))
 
 
 @pytest.mark.parametrize(
@@ -240,9 +242,6 @@ def test_hosts_are_asked_by_what_mpirun_will_take(case, monkeypatch):
     assert (" ".join(found.words), found.variables) == (words, told)
 
 
-# ---- what they are asked -------------------------------------------------------------------------
-
-
 def test_hosts_with_the_same_problem_share_a_line():
     problems = {f"node{n}": ("it lacks torch",) for n in (1, 2, 3)} | {"x": ("no answer",)}
     with pytest.raises(ConfigurationError) as caught:
@@ -287,12 +286,31 @@ def other_ssh(tmp_path, monkeypatch):
     return write
 
 
-def test_a_host_that_never_answers_is_told_after_its_time(other_ssh):
-    # It ends as it would at that time, by what is above it.
-    above = '"$(tr "\\0" " " </proc/$PPID/cmdline)"'
-    other_ssh(f'case {above} in "timeout --signal=KILL 25 ssh "*) kill -KILL $$;; esac')
-    answers = reachability.ask_hosts(["10.99.0.1"], Question((sys.executable,)))
-    assert answers.problems == {"10.99.0.1": ("no answer within 25 s",)}
+# It ends as it would after its time, by what is above it.
+ABOVE = '"$(tr "\\0" " " </proc/$PPID/cmdline)"'
+SAID = "echo at first >&2; echo at last >&2; exit"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            f'case {ABOVE} in "timeout --signal=KILL 25 ssh "*) kill -KILL $$;; esac',
+            "no answer within 25 s",
+        ),
+        (f"{SAID} 127", "it lacks {python} or {here}, which are here: at last"),
+        (f"{SAID} 1", "Python fails there: at last"),
+    ],
+)
+def test_a_host_without_an_answer_is_told_with_the_reason(other_ssh, monkeypatch, text, problem):
+    other_ssh(text)
+    told = []
+    progress = contextlib.nullcontext(lambda *counts: told.append(counts))
+    monkeypatch.setattr(reachability, "_open_progress", lambda: progress)
+    answers = reachability.ask_hosts(["localhost", "10.99.0.1"], Question((sys.executable,)))
+    expected = problem.format(python=sys.executable, here=os.getcwd())
+    assert answers.problems == {"10.99.0.1": (expected,)}
+    assert told == [(2, 2)], "so many of so many hosts asked"
 
 
 def test_a_thousand_hosts_that_refuse_are_one_line_in_seconds(other_ssh):
@@ -326,10 +344,9 @@ def test_a_signal_ends_the_questions_at_once(other_ssh, tmp_path, number, answer
             time.sleep(0.02)
         job.send_signal(number)
         assert job.wait(reachability.ANSWER_SECONDS - 5) == 128 + number
+        assert b"restart 1" not in job.stderr.read()
     assert not find_left(mark)
 
-
-# ---- real hosts ----------------------------------------------------------------------------------
 
 SCRIPT = """
     import os, socket, torch, torch.distributed as dist

@@ -50,8 +50,6 @@ def test_the_backend_of_mpiddp_beside_the_sessions(ranks):
         assert said is None or "works on CPU tensors" in said
 
 
-# ---- a rank that stays away ---------------------------------------------------------------------
-
 AWAY = """
 import sys, time, torch, mpiddp
 with mpiddp.init(timeout=10, allow_shared_gpu=True) as session:
@@ -92,8 +90,6 @@ def test_a_rank_that_stays_away_ends_the_job_with_a_report(over_nccl, what, impl
     assert f"{10 + QUEUE_SECONDS:g} s after it was queued" in told[0]
 
 
-# ---- training -----------------------------------------------------------------------------------
-
 SYNCS = (
     ("--sync", "framework"),
     ("--sync", "ring", "--overlap", "off"),
@@ -122,9 +118,6 @@ def test_training(ranks, tmp_path):
         assert len({result.parameters for result in results}) == 1
         assert results[0].test_metrics["accuracy"] > 0.5
     assert answers[0][1].parameters == answers[0][2].parameters
-
-
-# ---- commands -----------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from test_stacks import BACKWARD, COMPUTE, HOST, LOAD, LOADER, REDUCE, positions
 import facts
 import launchers
 from mpiddp.lifeline.stacks import hang_report, nccl_status
+from mpiddp.lifeline.stacks.dump import PACKAGE
 from mpiddp.lifeline.stacks.hang_report import HangReport
 from mpiddp.lifeline.stacks.positions import DataWorker
 from mpiddp.lifeline.stacks.recorded_call import OWN_GROUP, RecordedCall
@@ -43,6 +44,7 @@ HOLDS = (COMPUTE, None)
 GONE = (BACKWARD, None, {"ended": True})
 FAILED = (REDUCE, (done(), done(57)), {"failed": True})
 OWN = replace(call(), group=OWN_GROUP, backend=OWN_GROUP, seconds=None)
+AVERAGE = stack((str(PACKAGE / "collectives" / "x.py"), 9, "average"), ("train.py", 80, "train"))
 PAIR = {"group": "3", "members": [1, 2]}
 INNER = (REDUCE, (done(), done(57), done(4, **PAIR), call(5, **PAIR)))
 BUSY = stack(
@@ -66,8 +68,11 @@ BUSY = stack(
         ([WAITS, HOLDS, COMPUTES],
          "ranks 1-2 are behind: they have not entered … they are in forward, model.py:5"),
         ([FAILED, LOADS], "rank 1 … in which rank 0 has … it is in DataLoader, data.py:12"),
-        ([(REDUCE, (OWN,)), (COMPUTE, (replace(OWN, number=56, name="", is_complete=True),))],
-         "rank 1 … mpiddp.all_reduce 57 (…), in which rank 0 waits; it is in forward, model.py:5"),
+        # A call has its own name, else that of the function in which the rank is.
+        *((
+            [(inside, (replace(OWN, name=name),)), (COMPUTE, (replace(OWN, number=56),))],
+            "rank 1 … mpiddp.all_reduce 57 (…), in which rank 0 waits; it is in forward, model.py:5"
+        ) for inside, name in ((REDUCE, ""), (AVERAGE, "all_reduce"))),
         # One that tells no record and is in a collective may be in this one.
         ([WAITS, WAITS, (REDUCE, None)], ""),
         # One makes another call: which, the majority says, and those that have crashed.

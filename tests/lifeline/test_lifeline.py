@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 
 import launchers
@@ -32,6 +33,7 @@ from mpiddp.lifeline.decision import (
     ABANDONED_SECONDS,
     ASKED,
     NEVER,
+    SUSPICION_SECONDS,
     Decider,
     Failure,
     Leave,
@@ -294,8 +296,10 @@ def test_a_rank_that_holds_the_lock_is_ended_all_the_same(crew):
 def test_a_rank_that_stays_stopped_is_lost(crew):
     job = crew([0, 0, 1], seconds=4.0)
     job[0].tell("progress.note_step", 5)
+    began = time.monotonic()
     job[0].tell("kill", signal.SIGSTOP)
     job.expect_end(6, 1, 2)
+    assert time.monotonic() - began > 4, "it may have gone on"
     job.expect_end(-signal.SIGKILL, 0)
     how = "was lost at step 5: it has been stopped (SIGSTOP) for 4 s\n"
     said, table = f"mpiddp: rank 0 of 3 on node0 {how}", "no answer: stopped (SIGSTOP)\n"
@@ -345,6 +349,18 @@ def test_a_companion_that_is_killed_is_noticed(crew):
     job.expect_end(99, 0)
     said = "was lost: its companion process, or its node, has gone"
     assert f"rank 0 of 2 on node0 {said}" in job.errors()
+
+
+def test_a_companion_that_goes_at_the_end_of_all_sessions_is_not_lost(crew):
+    job = crew([0, 1], limits=f"companion.TURN_SECONDS = {HUNG}")
+    # This node's are about to be closed as well, and so have their time.
+    job[1].tell("note_closing", "node1")
+    job[1].settle()
+    os.kill(job.companions[0], signal.SIGKILL)
+    job.expect_end(99, 0)
+    time.sleep(0.3)
+    assert job[1].process.poll() is None, job[1].errors()
+    assert job[1].ask("close") == ["closed"]
 
 
 def test_ranks_do_not_outlive_the_program_that_started_one(crew, tmp_path, monkeypatch):
@@ -440,11 +456,15 @@ def test_a_rank_that_leaves_with_its_own_error_is_not_lost():
 
 
 def test_a_late_reply_answers_no_other_question(monkeypatch):
+    assert lifeline.ANSWER_SECONDS > SUSPICION_SECONDS, "it must hear what is decided"
     monkeypatch.setattr(lifeline, "ANSWER_SECONDS", 0.05)
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(lifeline, "_enter", lambda *_: Link(ours))
     rank = lifeline.Lifeline(Entrance("", ""), 0, lambda _: None, lambda: None)
     companion = Link(theirs)
+    began = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - began < 0.05, "while nothing comes it takes no core"
 
     def hear() -> int:
         """The number of the next question."""
@@ -533,10 +553,12 @@ def test_all_ranks_answer_a_request(crew, tmp_path):
     hostnames, answers = ask(tmp_path / "job", "position")
     assert hostnames == ["node0", "node0", "node1", "node1"]
     assert answers == {n: f"at step {10 * n}" for n in range(4)}
-    # Two do not answer.
+    # Two do not answer; to wait takes no core.
     job.stop_companion(1)
+    (waiting := psutil.Process(job.companions[0])).cpu_percent()
     hostnames, answers = ask(tmp_path / "job", "position")
     assert len(hostnames) == 4 and sorted(answers) == [0, 1]
+    assert waiting.cpu_percent() < 10
     os.kill(job.companions[1], signal.SIGCONT)
 
 

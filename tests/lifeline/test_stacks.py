@@ -23,8 +23,9 @@ from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.lifeline import stall
 from mpiddp.lifeline.movement import Movement
 from mpiddp.lifeline.progress import Progress
-from mpiddp.lifeline.requests import gather_stacks
+from mpiddp.lifeline.requests import ask, gather_stacks
 from mpiddp.lifeline.stacks import dump
+from mpiddp.lifeline.stacks.answers import RECORD_SECONDS, StackAnswers
 from mpiddp.lifeline.stacks.dump import (
     LIBRARY,
     PACKAGE,
@@ -36,9 +37,10 @@ from mpiddp.lifeline.stacks.dump import (
     find_owner,
     parse_dump,
     read_thread,
+    read_traceback,
 )
 from mpiddp.lifeline.stacks.flight_recorder import read_calls, read_record
-from mpiddp.lifeline.stacks.positions import StackPosition, find_blamed
+from mpiddp.lifeline.stacks.positions import StackPosition, find_blamed, read_answers
 from mpiddp.lifeline.stacks.verdict import describe
 from mpiddp.lifeline.stall import Calls, EndWatch, Finished, StallHandlers, StallWatch
 from mpiddp.process import job_directory
@@ -70,6 +72,10 @@ def test_the_frames_of_a_dump_and_of_a_thread():
         ("<string>", 0, "<module>"),
     ]
     assert parse_dump("") == []
+    with pytest.raises(AttributeError) as caught:
+        parse_dump(None)
+    frames = read_traceback(caught.value.__traceback__)
+    assert [each.function for each in frames] == ["parse_dump", sys._getframe().f_code.co_name]
 
 
 def test_whose_code_a_file_is():
@@ -184,6 +190,8 @@ def test_what_cannot_tell_where_it_is():
     assert StackPosition(0, "n", trained).line == "train_step, trainer.py:30"
     barrier = stack((C10D, 1, "barrier"))
     assert StackPosition(0, "n", barrier).line == "barrier, distributed_c10d.py:1"
+    [silent] = read_answers(["n"], {})
+    assert (silent.name, silent.line) == ("rank 0 on n", lines[2])
 
 
 # Stacks of a real process
@@ -231,20 +239,37 @@ def test_a_stack_comes_from_inside_a_c_call_that_holds_the_lock():
         frames = read_soon(reader)
         assert [(each.function, each.line) for each in frames] == [("hang", 9), ("<module>", 10)]
         assert frames[0].owner == USER
+        assert reader.read_last() == [], "no signal has ended it"
         os.kill(process.pid, signal.SIGSTOP)
-        assert read_soon(reader) == []
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        reader.ask()
+        assert reader.read() == [], "it cannot answer, and is not waited for"
         assert reader.find_state() == "T"
 
 
+CRASHES = """threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+def crash(): os.abort()
+crash()
+"""
+
+
+def test_where_a_signal_has_ended_the_main_thread():
+    with hanging(WRITES + CRASHES) as (process, reader):
+        process.wait(HUNG)
+        assert [each.function for each in reader.read_last()] == ["crash", "<module>"]
+
+
 def test_a_rank_that_waits_for_a_core_in_the_middle_of_its_stack_is_given_time(monkeypatch):
-    half, now = '  File "train.py", line 7 in step\n', [0.0]
+    line, now = '  File "train.py", line 7 in step\n', [0.0]
     monkeypatch.setattr(dump, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     reader = StackReader(os.getpid(), descriptor := os.memfd_create("half"))
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         reader.ask()
-        file.write(half.encode())
-        for now[0], expected in ((0.0, None), (0.4, None), (0.6, parse_dump(half))):
-            assert reader.read() == expected
+        for now[0], more in ((0.0, line), (0.4, line), (0.8, "")):
+            file.write(more.encode())
+            assert reader.read() is None
+        now[0] = 1.0
+        assert reader.read() == parse_dump(2 * line)
 
 
 BUSY = """def call(depth):
@@ -305,10 +330,15 @@ def stop(rank) -> None:
 
 def test_all_ranks_answer(crew, tmp_path):
     job = crew([0, 0, 1, 1, 2])
+    for rank in job.ranks:
+        rank.tell("progress.note_move")
+        rank.settle()
     assert job[2].ask("lock") == ["locking"]
     stop(job[4])
     # 0.1 s on an idle machine, but for the rank that is stopped.
     found = gather_stacks(tmp_path / "job")
+    idle = [seconds for seconds, _ in ask(tmp_path / "job", "idle")[1].values()]
+    assert min(idle[:4]) > idle[4] == 0, "one that is stopped is no reason to end the job"
     assert [each.rank for each in found] == list(range(5))
     assert found[2].line == find_line("libc.sleep(1000)")
     assert found[4].line == "no answer: stopped (SIGSTOP)"
@@ -361,18 +391,6 @@ def test_a_job_ends_in_which_a_collective_waits_for_a_rank_that_goes_on(crew):
     job.expect_end(6, 0, 1, 2)
     errors = job.errors()
     assert errors.count("mpiddp: rank 1 on node0 has been in one collective for 4 s\n") == 1
-
-
-def test_a_rank_that_is_stopped_does_not_stall(crew):
-    job = crew([0, 0])
-    for rank in job.ranks:
-        rank.tell("progress.note_move")
-    stop(job[1])
-    job[0].tell("watch_stall", 0.5)
-    time.sleep(1.5)
-    assert all(rank.process.poll() is None for rank in job.ranks)
-    os.kill(job[1].process.pid, signal.SIGCONT)
-    job.expect_end(6, 0, 1)
 
 
 def test_a_job_stands_still_if_all_say_so_twice():
@@ -723,6 +741,28 @@ def test_the_last_collectives_of_nccl(monkeypatch):
     assert read_record() == []
     shown = describe(positions(REDUCE, record=(calls[-1],)), is_full=True)
     assert line in shown and line not in describe(positions(REDUCE, record=(calls[-1],)))
+
+
+def test_a_record_that_comes_late_is_waited_for_and_all_who_ask_meanwhile_get_it():
+    asked, due, replies = [], [], []
+    reader = types.SimpleNamespace(
+        ask=lambda: asked.append("stack"), read=list, find_state=lambda: "S"
+    )
+    loop = types.SimpleNamespace(call_at=lambda when, work: due.append((when, work)))
+    answers = StackAnswers(reader, loop, lambda: asked.append("record"))
+    for record, late in (([], 0.0), (None, RECORD_SECONDS)):
+        for _ in range(3):
+            answers.ask(replies.append)
+        when, look = due.pop()
+        look(when)
+        assert replies == []
+        if record is not None:
+            answers.take_record(record)
+        when, look = due.pop()
+        look(when + late)
+        assert [each["record"] for each in replies] == 3 * [record]
+        replies.clear()
+    assert asked == 2 * ["record", "stack"]
 
 
 def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):

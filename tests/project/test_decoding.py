@@ -22,8 +22,6 @@ from mpiddp.errors import ConfigurationError, ContentError
 from mpiddp.files import MOST_BYTES, MOST_DEPTH, decode, decode_xml, read_json
 from saves import list_names, write
 
-# ---- the reader ---------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Leaf:
@@ -105,9 +103,6 @@ def test_xml_that_is_no_leaf(text, said):
         decode_xml(text.encode(), "leaf", Leaf)
 
 
-# ---- every kind of file --------------------------------------------------------------------
-
-
 EXAMPLES = 60
 """Of each kind of file."""
 
@@ -163,8 +158,6 @@ def test_what_is_no_file_is_not_waited_for(name, tmp_path):
         assert said or is_silent or (name, what) == ("options", "empty"), what
 
 
-# ---- what took memory and time ------------------------------------------------------------
-
 ALGO = (
     '<algo name="a" proto="LL" nchunksperloop="{chunks}" ngpus="{ranks}" coll="allreduce" '
     'inplace="1"><gpu id="0" i_chunks="0" o_chunks="0" s_chunks="{scratch}"/></algo>'
@@ -194,8 +187,6 @@ def test_large_numbers_take_neither_memory_nor_time(name, text, said, tmp_path):
     with limited(), pytest.raises(ConfigurationError, match=rf"^{path}: .*{said}"):
         KINDS[name].read(path)
 
-
-# ---- one bad file among good checkpoints --------------------------------------------------
 
 HOSTILE = ["[]", "{}", "null", "", "[" * 100_000, '{"format": "2"}', '"\\ud800"']
 

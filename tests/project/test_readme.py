@@ -222,8 +222,6 @@ def is_there(file: str, name: str) -> bool:
     return path.is_file() and (not name or documents.defines(path, name))
 
 
-# ---- docs/about/features.md ----------------------------------------------------------------
-
 FEATURES = (launchers.ROOT / "docs" / "about" / "features.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -264,9 +262,6 @@ def test_options_commands_and_names_are_there() -> None:
 def test_data_sets_are_there() -> None:
     names = {name for _, how, _ in ROWS for name in re.findall(r"`--data ([\w-]+)`", how)}
     assert names and names <= DATASETS.keys()
-
-
-# ---- readers of documents ------------------------------------------------------------------
 
 
 @pytest.mark.long

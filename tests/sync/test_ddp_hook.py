@@ -120,9 +120,6 @@ def compare(session: mpiddp.Session, ways: list[dict[str, Any]]) -> list[dict[st
     return reports
 
 
-# ---- tests ---------------------------------------------------------------------------------------
-
-
 ROUNDING = 2e-6
 """Of float32, added up in another order over some steps, relative to the largest parameter."""
 NARROW = 2e-2
@@ -235,8 +232,6 @@ def test_a_table_for_some_sizes_leaves_the_others_to_the_rule(nodes):
     assert set(planner._messengers) == {MPI}
     assert hook._shares == (communicator.node_memory is not None)
 
-
-# ---- buckets in shared memory ------------------------------------------------------------
 
 BUCKET = 4000
 """Bytes."""

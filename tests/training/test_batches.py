@@ -122,9 +122,6 @@ def test_the_order_follows_seed_and_epoch() -> None:
     assert order(0, 1) != order(7, 1)
 
 
-# ---- data sets that can only be iterated -------------------------------------------------------
-
-
 class Lines(structured.Stream):
     """Numbers of lines; how often it was iterated is counted."""
 

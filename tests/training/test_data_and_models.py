@@ -102,9 +102,6 @@ def test_samples_that_make_no_batch_are_refused(samples: list[Any], message: str
         read_first(Samples(samples), 2, session)
 
 
-# ---- on a device ------------------------------------------------------------------------------
-
-
 COUNT = 25
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 NEEDED = COUNT * (3 * 32 * 32 * 4 + 8)
@@ -163,9 +160,6 @@ def test_only_what_fits_a_gpu_is_moved(images: Split, monkeypatch: pytest.Monkey
     assert place(images, GPU) is images
 
 
-# ---- text, and the model that predicts it -----------------------------------------------------
-
-
 def test_the_target_of_each_byte_is_the_next_one(tmp_path: Path) -> None:
     content = bytes(np.random.default_rng(0).integers(0, 256, 1003, dtype=np.uint8))
     (tmp_path / "text").write_bytes(content)
@@ -211,9 +205,6 @@ def test_the_transformer_learns_what_follows(session: Session, tmp_path: Path) -
     # A model that does not look at the bytes before has a loss of log(20).
     row = train(parse(words), session, FailureHandler())
     assert row.test_loss is not None and row.test_loss < math.log(20) / 2
-
-
-# ---- models ------------------------------------------------------------------------------------
 
 
 IMAGE_MODELS = sorted(set(MODELS) - {"transformer", "resnet50"})
@@ -274,9 +265,6 @@ def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
 def test_a_resnet_has_the_known_number_of_parameters(name, shape, classes, parameters):
     model = build(name, shape, classes)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-
-
-# ---- torchvision beside a torch that its wheel was not built for ------------------------------
 
 
 def test_the_trainer_needs_it_for_what_is_of_it_alone(tmp_path):

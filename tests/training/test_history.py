@@ -138,9 +138,6 @@ def test_no_bytes_are_worse_than_damaged(line: bytes) -> None:
     assert parse_row(line) is None
 
 
-# ---- pictures of runs -------------------------------------------------------------------------
-
-
 def write_runs(folder: Path, names: list[str], **values: Any) -> None:
     for number, name in enumerate(names, start=1):
         rows = [row(epoch, samples_per_second=100.0 * number, **values) for epoch in (1, 2, 3)]

@@ -199,9 +199,6 @@ def test_the_digest_of_a_folder_sees_names_sizes_and_first_bytes(tmp_path: Path)
     assert len(set(digests)) == 4
 
 
-# ---- fetched from a server on this machine ----------------------------------------------------
-
-
 @pytest.fixture
 def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """How often each file was asked for; they are MNIST's, on the mirror that torchvision asks."""

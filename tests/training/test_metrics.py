@@ -200,9 +200,6 @@ def test_the_first_lines(device: str, nodes: list[int], first: str, product: str
     )
 
 
-# ---- the log of each rank ---------------------------------------------------------------------
-
-
 def test_a_log_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "rank-0.log"
     for text in ("first", "second"):
@@ -217,9 +214,6 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     log.write("first")
     log.write("second")
     assert len(warnings) == 1 and "could not be written" in warnings[0]
-
-
-# ---- what interfaces count --------------------------------------------------------------------
 
 
 def test_infiniband_counts_in_four_octets(tmp_path: Path) -> None:
@@ -262,9 +256,6 @@ def test_ranks_are_joined_by_their_node() -> None:
     line = "Network of a: 8.0 MB counted; eth0 sent 9.0 MB and received 7.0 MB"
     assert describe(first) == line
     assert add_costs(ROW, [replace(ranks[0], network=None)]).network is None
-
-
-# ---- which rank the others wait for -----------------------------------------------------------
 
 
 STEPS = 100
@@ -317,9 +308,6 @@ def test_workers_that_took_different_numbers_of_steps_are_compared_by_step(steps
     found[slow].costs.seconds[StepStage.COMMUNICATION] = 0
     line = describe_slow_rank(found)
     assert re.match(rf"Straggler: rank {slow} on node1 takes 3.0 times", line)
-
-
-# ---- traces of steps ---------------------------------------------------------------------------
 
 
 TOY = ["--data", "toy", "--samples", "400", "--epochs", "1"]
@@ -378,9 +366,6 @@ def test_the_ranks_that_are_named_write_a_trace(pool: Pools, tmp_path: Path) -> 
 def test_rank_0_is_meant_where_no_rank_is_named(words: list[str]) -> None:
     assert parse(words).profile == "0"
     assert parse(["--profile", "1", *TOY]).profile == "1"
-
-
-# ---- trackers ----------------------------------------------------------------------------------
 
 
 TIMED = replace(ROW, stages={"read": 0.5}, sent_bytes=[10, 30], bandwidth=[None, 5.0])

@@ -286,9 +286,6 @@ def test_a_compiler_that_does_not_work_is_one_line(monkeypatch: pytest.MonkeyPat
     )
 
 
-# ---- kinds of parameters -----------------------------------------------------------------------
-
-
 FEW = ("--data", "toy", "--samples", "160", "--epochs", "1")
 WAYS: dict[str, tuple[str, ...]] = {
     "framework": FEW,

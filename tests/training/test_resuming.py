@@ -252,9 +252,6 @@ def test_a_seed_is_for_all_generators():
     assert all(first != other for first, other in zip(draws[0], draws[1], strict=True))
 
 
-# ---- when checkpoints are made ----------------------------------------------------------------
-
-
 def test_the_best_has_the_highest_accuracy_or_else_the_lowest_loss() -> None:
     evaluated = replace(ROW, test_loss=0.5)
     assert find_score(ROW) is None

@@ -274,9 +274,6 @@ def test_where_a_run_will_be_is_known_before(configuration, monkeypatch):
     assert find_path(unnamed) == open_run(unnamed).path
 
 
-# ---- a run that all ranks enter together ------------------------------------------------------
-
-
 def test_no_rank_times_out_while_rank_0_waits_for_the_lock(pool) -> None:
     # Each broadcast has the session's timeout for itself.
     path = str(Path("runs", "a"))

@@ -207,9 +207,6 @@ def test_the_average_follows_the_weights_and_is_applied_for_a_while():
     assert all(map(torch.equal, trained, module.parameters()))
 
 
-# ---- the learning rate ------------------------------------------------------------------------
-
-
 def make_rate(steps_per_epoch: int, batch: int = 16, **options: Any) -> LearningRate:
     given = {"learning_rate": 1.0, **options}
     return make_learning_rate(OptimisationOptions(**given), steps_per_epoch, batch)
@@ -248,9 +245,6 @@ def test_a_schedule_of_ones_own_multiplies_the_peak_and_the_warm_up() -> None:
     for bad in (lambda step, steps: -1, lambda step, steps: math.nan, lambda step, steps: None):
         with pytest.raises(ConfigurationError, match=r"^schedule: .* in step 0 of 10"):
             make_learning_rate(options, 5, 16, bad)
-
-
-# ---- a worker made slow on purpose ------------------------------------------------------------
 
 
 WORKERS = (0, 2, 5)

@@ -296,9 +296,6 @@ def test_sequences_have_a_perplexity() -> None:
     assert math.isfinite(found.metrics["perplexity"])
 
 
-# ---- samples of several tensors ----------------------------------------------------------------
-
-
 OPTIONS = {
     "plain": [],
     "parts": ["--accumulation-steps", "4"],
@@ -362,9 +359,6 @@ def test_samples_to_predict_may_have_targets() -> None:
     assert take_inputs({"a": 5, "labels": 1}, named) == take_inputs({"a": 5}, named) == {"a": 5}
     with pytest.raises(FormError, match=r"inputs of the training data.*found a dict of b \(int\)"):
         take_inputs({"b": 5}, named)
-
-
-# ---- optimizers, schedules and algorithms ------------------------------------------------------
 
 
 TOY = ("--data", "toy", "--samples", "200", "--warmup-epochs", "0", "--learning-rate", "0.05")
@@ -471,9 +465,6 @@ def test_options_and_a_task_do_not_contradict_each_other() -> None:
             find_task(Configuration(**{**options, **more}), task)
     with pytest.raises(ConfigurationError, match=r"^optimizer: expected a function .* found a SGD"):
         Task(optimizer=torch.optim.SGD([torch.ones(1)]))  # type: ignore[arg-type]
-
-
-# ---- algorithms of one's own ------------------------------------------------------------------
 
 
 def test_it_is_named_by_sync_and_stands_in_the_configuration(star, tmp_path):

@@ -166,9 +166,6 @@ def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_pat
         assert "equally many ranks on each node, found 3, 1: use --shard-within world" in said
 
 
-# ---- --average-every ---------------------------------------------------------------------------
-
-
 RANKS, EVERY, BAD = 2, 3, [17, 60]
 LOCAL_OPTIONS = Configuration(
     data="toy", samples=210, epochs=2, average_every=EVERY, ema=0.9

@@ -89,7 +89,7 @@ def read_traceback(trace: TracebackType | None) -> list[Frame]:
         code = trace.tb_frame.f_code
         found.append(make_frame(code.co_filename, trace.tb_lineno or 0, code.co_name))
         trace = trace.tb_next
-    return found[: -MOST_FRAMES - 1 : -1]
+    return found[-MOST_FRAMES:][::-1]
 
 
 def read_thread(identifier: int) -> list[Frame]:
