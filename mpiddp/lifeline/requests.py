@@ -62,14 +62,15 @@ def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:
     Returns the hosts of all ranks, and the answers that came in time, by rank. Raises OSError if
     the job does not answer, and ValueError if what it says, or the file, is damaged.
     """
+    seconds = 2 * ANSWER_SECONDS
     link = connect(*read_address(directory / ADDRESS_FILE), ANSWER_SECONDS)
     try:
         link.send(name)
-        while link.wait(2 * ANSWER_SECONDS):
+        while link.wait(seconds):
             for kind, (hostnames, answers) in link.receive():
                 if kind == "answers":
                     return hostnames, dict(answers)
-        raise TimeoutError(f"no answer within {2 * ANSWER_SECONDS:g} s")
+        raise TimeoutError(f"no answer within {seconds:g} s")
     finally:
         link.close()
 

@@ -14,7 +14,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_lifeline import HUNG, crew
+from test_lifeline import HUNG, count_seconds, crew
 
 import launchers
 from mpiddp import stacks
@@ -25,6 +25,7 @@ from mpiddp.lifeline.movement import Movement
 from mpiddp.lifeline.progress import Progress
 from mpiddp.lifeline.requests import gather_stacks
 from mpiddp.lifeline.stacks import dump
+from mpiddp.lifeline.stacks.answers import StackAnswers
 from mpiddp.lifeline.stacks.dump import (
     LIBRARY,
     PACKAGE,
@@ -232,8 +233,12 @@ def test_a_stack_comes_from_inside_a_c_call_that_holds_the_lock():
         assert [(each.function, each.line) for each in frames] == [("hang", 9), ("<module>", 10)]
         assert frames[0].owner == USER
         os.kill(process.pid, signal.SIGSTOP)
-        assert read_soon(reader) == []
+        assert read_soon(reader) == reader.read_last() == []
         assert reader.find_state() == "T"
+        for number in (signal.SIGSEGV, signal.SIGCONT):
+            process.send_signal(number)
+        process.wait(HUNG)
+        assert reader.read_last() == frames
 
 
 def test_a_rank_that_waits_for_a_core_in_the_middle_of_its_stack_is_given_time(monkeypatch):
@@ -242,9 +247,12 @@ def test_a_rank_that_waits_for_a_core_in_the_middle_of_its_stack_is_given_time(m
     reader = StackReader(os.getpid(), descriptor := os.memfd_create("half"))
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         reader.ask()
-        file.write(half.encode())
-        for now[0], expected in ((0.0, None), (0.4, None), (0.6, parse_dump(half))):
-            assert reader.read() == expected
+        for now[0], more, expected in (
+            (0.0, "", None), (0.51, "", None), (0.52, half, None), (0.6, half, None),
+            (1.05, "", None), (1.15, "", parse_dump(2 * half)),
+        ):  # fmt: skip
+            file.write(more.encode())
+            assert reader.read() == expected, now
 
 
 BUSY = """def call(depth):
@@ -303,28 +311,50 @@ def stop(rank) -> None:
     os.waitid(os.P_PID, rank.process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def test_all_ranks_answer(crew, tmp_path):
+def test_all_ranks_answer_wherever_they_are(crew, tmp_path):
     job = crew([0, 0, 1, 1, 2])
+    job[0].tell("fake_record", ENTRY)
+    # Its other threads cannot run.
     assert job[2].ask("lock") == ["locking"]
+    job[3].tell("raise")
+    for number in (0, 3):
+        job[number].settle()
     stop(job[4])
-    # 0.1 s on an idle machine, but for the rank that is stopped.
+    # 0.1 s on an idle machine, but for records that do not come.
     found = gather_stacks(tmp_path / "job")
     assert [each.rank for each in found] == list(range(5))
     assert found[2].line == find_line("libc.sleep(1000)")
     assert found[4].line == "no answer: stopped (SIGSTOP)"
     assert {each.hostname for each in found[2:4]} == {"node1"}
     text = describe(found)
-    assert re.search(rf"ranks 0-1,3 +{find_line('in sys.stdin')}\n", text), text
+    assert re.search(rf"ranks 0-1 +{find_line('in sys.stdin')}\n", text), text
+    # An error is where the work of its rank ended.
+    assert [each.failed for each in found] == [False, False, False, True, False]
+    assert found[3].line == find_line("recurse(depth + 1)").replace("main", "recurse") + " (failed)"
+    assert len(found[3].frames) == dump.MOST_FRAMES
+    # A record is asked for, and not waited for.
+    (call,) = found[0].record
+    assert (call.title, call.content) == ("all_reduce 17", "1,024 float32")
+    assert found[2].record is None
     os.kill(job[4].process.pid, signal.SIGCONT)
 
 
-def test_an_error_is_where_the_work_of_its_rank_ended(crew, tmp_path):
-    job = crew([0, 1])
-    job[1].tell("raise")
-    job[1].settle()
-    found = gather_stacks(tmp_path / "job")
-    assert (found[0].failed, found[1].failed) == (False, True)
-    assert found[1].line == find_line("recurse(depth + 1)").replace("main", "recurse") + " (failed)"
+def test_a_question_that_comes_meanwhile_gets_the_same_answer_which_waits_for_the_record():
+    asked, said, due = [], [], []
+    reader = types.SimpleNamespace(
+        ask=lambda: asked.append("stack"), read=list, find_state=lambda: "S"
+    )
+    loop = types.SimpleNamespace(call_at=lambda *row: due.append(row))
+    answers = StackAnswers(reader, loop, lambda: asked.append("record"))
+    for _ in range(2):
+        answers.ask(said.append)
+    assert sorted(asked) == ["record", "stack"]
+    for record in (None, []):
+        assert not said
+        answers.take_record(record)
+        when, look = due.pop()
+        look(when)
+    assert [each["record"] for each in said] == [[], []] and not due
 
 
 def test_a_job_in_which_nobody_moves_ends(crew):
@@ -369,7 +399,10 @@ def test_a_rank_that_is_stopped_does_not_stall(crew):
         rank.tell("progress.note_move")
     stop(job[1])
     job[0].tell("watch_stall", 0.5)
+    processes = (job[0].process.pid, *job.companions.values())
+    before = count_seconds(processes)
     time.sleep(1.5)
+    assert count_seconds(processes) - before < 0.1, "to wait takes a core"
     assert all(rank.process.poll() is None for rank in job.ranks)
     os.kill(job[1].process.pid, signal.SIGCONT)
     job.expect_end(6, 0, 1)
@@ -723,18 +756,6 @@ def test_the_last_collectives_of_nccl(monkeypatch):
     assert read_record() == []
     shown = describe(positions(REDUCE, record=(calls[-1],)), is_full=True)
     assert line in shown and line not in describe(positions(REDUCE, record=(calls[-1],)))
-
-
-def test_a_record_is_asked_for_and_not_waited_for(crew, tmp_path):
-    job = crew([0, 0])
-    job[0].tell("fake_record", ENTRY)
-    # Its other threads cannot run.
-    assert job[1].ask("lock") == ["locking"]
-    job[0].settle()
-    found = gather_stacks(tmp_path / "job")
-    (call,) = found[0].record
-    assert (call.title, call.content) == ("all_reduce 17", "1,024 float32")
-    assert found[1].record is None and found[1].frames
 
 
 def test_which_job(tmp_path, monkeypatch):
