@@ -127,7 +127,6 @@ class WatchedRank:
     def close(self) -> None:
         """It has closed its session, and is not watched any more."""
         self.has_ended = self.is_closed = True
-        self._stop.end()
         self._loop.remove(self.link)
         self._leave_process()
 
@@ -181,7 +180,6 @@ class WatchedRank:
                     self._take(kind, content)
         if not self.has_ended:
             self.has_ended = True
-            self._stop.end()
             self._tell_loss(*describe_status(status))
 
     def _orphan(self) -> None:

@@ -45,10 +45,6 @@ class SuspensionWatch:
     def is_stopped(self) -> bool:
         return self._find_state() == STOPPED
 
-    def end(self) -> None:
-        """The process has ended; its number may be another's."""
-        self._limit = float("inf")
-
     def begin(self, limit: float) -> None:
         """Look from now on; ``limit``: seconds that are not too long."""
         self._limit = limit
@@ -60,8 +56,6 @@ class SuspensionWatch:
             self._since += seconds
 
     def _look(self, now: float) -> None:
-        if self._limit == float("inf"):
-            return
         due = now + min(self._limit / LOOKS, LONGEST_PERIOD)
         if not self.is_stopped:
             self._since = None

@@ -73,6 +73,8 @@ BUSY = stack(
             [(inside, (replace(OWN, name=name),)), (COMPUTE, (replace(OWN, number=56),))],
             "rank 1 … mpiddp.all_reduce 57 (…), in which rank 0 waits; it is in forward, model.py:5"
         ) for inside, name in ((REDUCE, ""), (AVERAGE, "all_reduce"))),
+        ([(BACKWARD, (OWN,)), (COMPUTE, (replace(OWN, number=56, name="", is_complete=True),))],
+         "rank 1 … mpiddp.all_reduce 57 (…), in which rank 0 waits; it is in forward, model.py:5"),
         # One that tells no record and is in a collective may be in this one.
         ([WAITS, WAITS, (REDUCE, None)], ""),
         # One makes another call: which, the majority says, and those that have crashed.
@@ -97,7 +99,7 @@ BUSY = stack(
         ([WAITS, (REDUCE, (done(), *INNER[1][2:])), (LOAD, (done(), done(57), done(4, **PAIR)))],
          "rank 2 … all_reduce 5 of group 3 (…), in which rank 1 has waited for 35 s; …"),
         # They wait for each other: the one that is alone comes first.
-        ([WAITS, WAITS, (REDUCE, (done(), OWN))], (
+        ([WAITS, WAITS, (REDUCE, (done(), replace(OWN, name="")))], (
             "rank 2 … entered all_reduce 57 … ranks 0-1 have waited … in all_reduce, train.py:80\n"
             "ranks 0-1 are … entered mpiddp.all_reduce 57 …, in which rank 2 waits; they are in …"
         )),

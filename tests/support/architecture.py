@@ -159,7 +159,7 @@ class Module:
         return {
             inner
             for node in tests
-            if ast.unparse(node.test).endswith("TYPE_CHECKING")
+            if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
             for statement in node.body
             for inner in ast.walk(statement)
         }

@@ -141,28 +141,49 @@ def test_a_worker_or_server_that_is_lost_ends_the_job(role, bound, tmp_path):
     assert re.search(said[role], result.stderr), str(result)
 
 
-DID_NOT_COME = (
-    r"all workers have finished an epoch, and one of rank \d on \S+, rank \d on \S+ "
-    rf"did not come within {served.SOON} s"
-)
-
-
 @pytest.mark.mpi
 @pytest.mark.parametrize("victim", [1, 2], ids=["a worker", "a server"])
 def test_who_owes_nothing_and_does_not_come_is_missed(victim, pool, tmp_path):
     way = {"steps": 2, "servers": 1, "placement": "dedicated", "bound": 0, "victim": victim}
     (reports,) = train(pool("openmpi", 3), [way], tmp_path)
-    said = [report["said"] for rank, report in enumerate(reports) if rank != victim]
-    assert all(re.fullmatch(f"PeerLostError: {DID_NOT_COME}", each) for each in said)
+    said = (
+        "PeerLostError: all workers have finished an epoch, and one of "
+        rf"rank \d on \S+, rank \d on \S+ did not come within {served.SOON} s"
+    )
+    for rank, report in enumerate(reports):
+        assert rank == victim or re.fullmatch(said, report["said"]), report
+
+
+def make_server(rule: UpdateRule, workers: int = 2, **wire: Any) -> Server:
+    """Its eight weights are 1."""
+    wire = SimpleNamespace(**{"timeout": 9.0, "names": [""] * workers, **wire})
+    return Server(wire, 1, range(workers), torch.ones(8), [8], rule)
 
 
 def test_the_next_gradient_of_a_worker_that_got_weights_is_due():
-    wire = SimpleNamespace(timeout=0.0, names=[""] * 2)
+    sent: list[str] = []
     rule = UpdateRule(lambda each: torch.optim.SGD(each, 0.01), lambda _: 0.01, 0)
-    server = Server(wire, 1, range(2), torch.ones(8), [8], rule)
-    server._listen = server._send = lambda *_: None
-    server._answer(1)
+    server = make_server(
+        rule, timeout=0.0, send=lambda *_: sent.append("new"), wait=lambda *_: sent.append("over")
+    )
+    server._listen = lambda _: None
+    for _ in range(2):
+        server._answer(1)
     assert server._deadlines.find_lost() == [1]
+    # What was sent before is let go of; and weights that are being sent do not change.
+    server._gradients = [torch.zeros(8)] * 2
+    for place in range(2):
+        server._take(place)
+    assert sent == ["new", "over", "new", "over", "new", "new"]
+
+
+def test_a_group_of_parameters_keeps_its_share_of_the_rate():
+    def make(each):
+        return torch.optim.SGD([{"params": each, "lr_share": 0.5}], 1.0)
+
+    server = make_server(UpdateRule(make, lambda step: 0.1 * step, 0))
+    server.update(torch.ones(8), 2)
+    assert server._weights.tolist() == pytest.approx([1 - 0.5 * 0.2] * 8)
 
 
 OPTIMIZERS = {
@@ -179,15 +200,7 @@ def test_a_pass_over_the_data_moves_weights_as_far_without_steps_in_common(kind,
 
     def train_with(bound: int | None) -> float:
         """How far equal gradients move a weight."""
-        wire = SimpleNamespace(timeout=9.0, names=[""] * workers)
-        server = Server(
-            wire,
-            1,
-            range(workers),
-            torch.ones(8),
-            [8],
-            UpdateRule(OPTIMIZERS[kind], lambda _: 0.01, bound),
-        )
+        server = make_server(UpdateRule(OPTIMIZERS[kind], lambda _: 0.01, bound), workers)
         server._answer = lambda place: None
         for _ in range(steps):
             for place in range(workers):
@@ -201,12 +214,12 @@ def test_a_pass_over_the_data_moves_weights_as_far_without_steps_in_common(kind,
 
 def test_shards_are_alike_and_their_pieces_are_cut_at_borders():
     flat = FlatModel(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
-    shards = flat.shards(7)
+    shards = flat.shards(8)
     lengths = [shard.stop - shard.start for shard in shards]
     assert (shards[0].start, shards[-1].stop, sum(lengths)) == (0, 39, 39)
     assert max(lengths) - min(lengths) <= 1
     borders = list(itertools.accumulate(itertools.chain(*map(flat.pieces, shards))))
-    # 20 weights and 4 biases, then 12 and 3.
+    # 20 weights and 4 biases, then 12 and 3; one shard begins with the 12.
     assert borders == sorted({20, 24, 36, 39, *(shard.stop for shard in shards)})
 
 
@@ -269,7 +282,7 @@ def run_clock(workers, bound, choices, steps):
 @given(st.integers(1, 5), BOUNDS, st.lists(st.integers(0, 100), max_size=80), st.integers(1, 12))
 def test_who_computes_is_never_more_than_the_bound_ahead(workers, bound, choices, steps):
     for clock, done, computing in run_clock(workers, bound, choices, steps):
-        assert clock.updates == sum(done)
+        assert (clock.updates, clock.slowest) == (sum(done), min(done))
         for worker in range(workers):
             within = bound is None or done[worker] - min(done) <= bound
             # Whoever may go on does so at once, and nobody else.
