@@ -61,7 +61,6 @@ def ask(directory: Path, name: str) -> tuple[list[str], dict[int, Any]]:
     Returns the hosts of all ranks, and the answers that came in time, by rank. Raises OSError if
     the job does not answer, and ValueError if what it says, or the file, is damaged.
     """
-    seconds = 2 * ANSWER_SECONDS
     link = connect(*read_address(directory / ADDRESS_FILE), ANSWER_SECONDS)
     seconds = 2 * ANSWER_SECONDS
     try:
