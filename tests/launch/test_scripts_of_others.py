@@ -239,6 +239,8 @@ def test_a_module_that_is_not_found_is_a_mistake_and_what_it_lacks_is_not(monkey
     for name, words in (("none.pyz", "is no script 'none.pyz' in "), (".", "has no __main__.py")):
         with pytest.raises(ConfigurationError, match=words):
             prepare_script(name, [])
+    with pytest.raises(ConfigurationError, match="no module named 'absent'"):
+        prepare_module("absent.part", [])  # Before MPI starts, not when it runs.
 
 
 @pytest.mark.by_default("mpich")
@@ -279,11 +281,12 @@ def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):
     # A debugger's hook talks to its user, and so needs the main thread.
     show = "lambda kind, error, trace: print('hooked', error, threading.current_thread().name)"
     script.write_text(
-        f"import sys, threading\nsys.excepthook = {show}\nraise ValueError('by me')\n"
+        "import sys, threading  # Knows --site_defaults.\n"
+        f"sys.excepthook = {show}\nraise ValueError('by me')\n"
     )
-    _, ours = compare([script], tmp_path)
+    _, ours = compare([script, "--site-defaults", "x"], tmp_path)
     assert ours.returncode == 1 and ours.stdout == "hooked by me MainThread\n"
-    assert "Traceback" not in ours.stderr
+    assert "Traceback" not in ours.stderr and "stands after" not in ours.stderr
 
 
 @pytest.mark.mpi
