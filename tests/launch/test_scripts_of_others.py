@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,16 @@ def test_a_module_that_is_not_found_is_a_mistake_and_what_it_lacks_is_not(monkey
             prepare_script(name, [])
     with pytest.raises(ConfigurationError, match="no module named 'absent'"):
         prepare_module("absent.part", [])  # Before MPI starts, not when it runs.
+
+
+def test_an_archive_is_in_the_path_in_place_of_mpiddps_folder(monkeypatch, tmp_path, capsys):
+    archive = str(tmp_path / "app.pyz")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("__main__.py", "import sys; print(sys.argv, sys.path[:2])")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["of mpiddp", "second", *sys.path])
+    prepare_script(archive, ["x"])()
+    assert capsys.readouterr().out == f"{[archive, 'x']} {[archive, 'second']}\n"
 
 
 @pytest.mark.by_default("mpich")
