@@ -130,7 +130,7 @@ def slurm_cluster() -> Iterator[slurm.Cluster]:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pools]:
-    """Ranks that stay: ``pool("openmpi", 3).call(function, …)``. Mark its tests ``mpi``."""
+    """Ranks that stay: ``pool("openmpi", 3).call(function, …)``. Its tests are marked ``mpi``."""
     pools = Pools()
     yield pools
     pools.close()

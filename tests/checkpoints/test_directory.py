@@ -353,7 +353,6 @@ def test_intervals(text: str, interval: Interval | None) -> None:
 # Hosts
 
 
-@pytest.mark.mpi
 def test_a_directory_that_hosts_do_not_share_is_refused(pool: Pools, tmp_path: Path) -> None:
     ranks = pool("openmpi", 2)
     host = re.escape(socket.gethostname())

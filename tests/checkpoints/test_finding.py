@@ -378,7 +378,6 @@ def test_what_fails_now_and_then_is_read_however_long_that_takes(tmp_path, monke
         clock.sleep(manifests.PATIENCE_SECONDS)  # A large file is read.
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("stale_rank", [0, 1])
 def test_all_ranks_must_find_what_one_finds(stale_rank, pool, sound, tmp_path):
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
@@ -402,7 +401,6 @@ def test_all_ranks_must_find_what_one_finds(stale_rank, pool, sound, tmp_path):
     assert found == [("step-1", [f"{name}: is missing"])] * 2
 
 
-@pytest.mark.mpi
 def test_a_manifest_that_one_rank_does_not_see_yet_is_no_damage(pool, sound, tmp_path):
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
     ranks = pool("openmpi", 2)

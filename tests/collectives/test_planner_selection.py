@@ -365,7 +365,6 @@ def test_a_table_of_another_layout_is_not_used_and_says_so(tmp_path):
     assert "4 ranks on 2 nodes (1, 3)" in fit_table(table, (3, 1), ()).text
 
 
-@pytest.mark.mpi
 def test_ranks_run_what_the_table_says(pool, tmp_path):
     path = write(tmp_path / "table.json")
     direct = "all-reduce (direct over shared-memory)"
@@ -380,7 +379,6 @@ def test_ranks_run_what_the_table_says(pool, tmp_path):
     assert [each.count("is not used") for each in result.stderr] == [1, 0]
 
 
-@pytest.mark.mpi
 def test_ranks_without_the_same_table_hear_so_in_one_line(pool, tmp_path):
     table = write(tmp_path / "table.json")
     cut = tmp_path / "cut.json"

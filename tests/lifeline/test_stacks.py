@@ -554,7 +554,6 @@ def call_all_kinds(session):
     return found["gloo:0"][0] - before, is_complete, mine
 
 
-@pytest.mark.mpi
 def test_calls_are_counted_alike_on_all_ranks(pool):
     values = pool("openmpi", 3).call(call_all_kinds).values
     # Those of objects take two; messages between two ranks do not count.

@@ -65,7 +65,10 @@ def _interrupt(*_: object) -> NoReturn:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose and order tests: those that take longest first, so that all workers end together."""
     for item in items:
-        if "either_launcher" in getattr(item, "fixturenames", ()) and not _is_first_choice(item):
+        fixtures = getattr(item, "fixturenames", ())
+        if "pool" in fixtures and not item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.mpi)
+        if "either_launcher" in fixtures and not _is_first_choice(item):
             item.add_marker(pytest.mark.long)
     _leave_out_long(config, items)
     groups = [_find_group(item) for item in items]
