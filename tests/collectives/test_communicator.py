@@ -143,13 +143,14 @@ def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
 
     def part(rank, communicator):
         def chain(_):
-            return communicator.run(request, torch.full((20_000,), rank + 1.0))
+            tensor = communicator.run(request, torch.full((20_000,), rank + 1.0))
+            return communicator.start(request, tensor).value()
 
         for _ in range(30):
             future = communicator.start(request, torch.full((20_000,), 1.0)).then(chain)
             own = communicator.run(request, torch.full((20_000,), 10.0 * (rank + 1)))
             assert own.eq(30).all()
-            assert future.wait().eq(3).all()
+            assert future.wait().eq(6).all()
 
     crew.run(part)
 
