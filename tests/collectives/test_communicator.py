@@ -151,6 +151,7 @@ def test_calls_of_callbacks_and_of_the_program_are_made_one_after_the_other():
             own = communicator.run(request, torch.full((20_000,), 10.0 * (rank + 1)))
             assert own.eq(30).all()
             assert future.wait().eq(6).all()
+        launchers.until(lambda: not communicator._needs_checks(own), "later calls to be quick again")
 
     crew.run(part)
 
