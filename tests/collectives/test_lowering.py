@@ -196,6 +196,11 @@ def test_with_flow_a_long_chunk_is_passed_on_before_all_of_it_is_there():
     )
     # Its neighbour's message finds a receive, too.
     assert max(first_of_step_1[True], first_of_step_1[False]) < last_of_step_0
+    # And so is one to which a neighbour's part is added.
+    schedule = all_reduce(3, 1, [[add(1, 0)], [add(0, 2)], [copy(2, 0), copy(2, 1)]])
+    program, *_ = promises.compile_all(schedule, 20, [2, 1], BufferCut(5, 5, True))
+    kinds = [*map(type, program.instructions)]
+    assert kinds.index(Start) < len(kinds) - 1 - kinds[::-1].index(Reduce)
 
 
 @pytest.mark.parametrize("nodes", [[1] * 4, [4], [3, 1]])
