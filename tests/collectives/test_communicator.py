@@ -437,6 +437,7 @@ def test_another_thread_frees_requests_and_makes_progress_where_it_may(limit, do
         _communicator=SimpleNamespace(Iprobe=lambda: found.append("probed"))
     )
     monkeypatch.setattr(mpi, "find_thread_limit", lambda: limit)
+    monkeypatch.setattr(mpi, "may_call", lambda: not limit)
     kept = [mpi.MpiMessages([request], (), Waiter(Policy.SLEEP, 1.0), str)]
 
     def work():
