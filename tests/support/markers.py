@@ -22,6 +22,8 @@ SHARING = {"test_site": BROWSER}
 """Modules whose tests look at what another group's look at (the site), and that group."""
 
 REPORTED = ("mpi", "slurm", "gpu", "browser")
+STARTED = {"pool": "mpi", "slurm_cluster": "slurm", "driver": "browser"}
+"""What a fixture starts, and so the marker of the tests that use it."""
 
 
 def why_required(marker: str) -> str | None:
@@ -66,8 +68,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Choose and order tests: those that take longest first, so that all workers end together."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        if "pool" in fixtures and not item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.mpi)
+        for name in STARTED.keys() & set(fixtures):
+            # Ranks on GPUs may be left out where there is none.
+            if name != "pool" or not item.get_closest_marker("gpu"):
+                item.add_marker(STARTED[name])
         if "either_launcher" in fixtures and not _is_first_choice(item):
             item.add_marker(pytest.mark.long)
     _leave_out_long(config, items)

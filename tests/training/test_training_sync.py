@@ -138,7 +138,6 @@ def test_gradients_of_a_gpu_are_served_through_pinned_memory(pool, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slurm
 def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_path):
     launcher = slurm_cluster.srun(*PAIR, "--distribution=plane=3", "--exclusive")
     ways = {
