@@ -207,6 +207,10 @@ def test_files_outside_are_refused(folder: Path) -> None:
     make_hostile(path, METADATA, pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match="is none of its files"):
         find_demanded(path, RankGroup())
+    # And so is a list of what cannot be listed.
+    make_hostile(path, METADATA, pickle.dumps(replace(metadata, storage_data={"step": None})))
+    with pytest.raises(CheckpointError, match="its list of tensors cannot be read"):
+        find_demanded(path, RankGroup())
 
 
 @pytest.mark.parametrize("name", ["../step-1/x", "..", "", "a\0b", "a\ud800"])
