@@ -406,6 +406,15 @@ def test_a_score_may_be_of_another_library(tmp_path: Path) -> None:
     assert list_names(tmp_path) == ["step-1", "step-3"]
 
 
+@pytest.mark.parametrize("kind", [SystemExit, ValueError])
+def test_what_was_begun_is_written_at_an_exit_and_after_an_error(kind, tmp_path):
+    checkpointer = mpiddp.Checkpointer(tmp_path, torch.nn.Linear(2, 2))
+    with contextlib.suppress(kind), checkpointer:
+        checkpointer.save(1)
+        raise kind
+    assert list_names(tmp_path) == ["step-1"]
+
+
 def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a notebook, while the disk is slow."""
     may_write = threading.Event()

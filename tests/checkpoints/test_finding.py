@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import mpiddp
 import stale
 from mistakes import hear
+from mpiddp.checkpoints import tensor_memory
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage import shards
@@ -211,6 +212,13 @@ def test_files_outside_are_refused(folder: Path) -> None:
     make_hostile(path, METADATA, pickle.dumps(replace(metadata, storage_data={"step": None})))
     with pytest.raises(CheckpointError, match="its list of tensors cannot be read"):
         find_demanded(path, RankGroup())
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("float65", 1), ("float32", 3)])
+def test_bytes_that_hold_no_such_tensor_are_refused(dtype, rows):
+    said = {"offset": 0, "shape": [rows, 2], "strides": [2, 1], "dtype": dtype}
+    with pytest.raises(ValueError, match="16 bytes hold no tensor of "):
+        tensor_memory.make(said, torch.zeros(16, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("name", ["../step-1/x", "..", "", "a\0b", "a\ud800"])
