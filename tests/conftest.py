@@ -116,7 +116,7 @@ def writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[slurm.Cluster]:
-    """A cluster of four nodes with four CPUs and two fake GPUs each. Mark its tests ``slurm``.
+    """A cluster of four nodes with four CPUs and two fake GPUs each; marks tests ``slurm``.
 
     A test that changes it (cuts a link, kills a node) mends it again.
     """
@@ -130,7 +130,7 @@ def slurm_cluster() -> Iterator[slurm.Cluster]:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pools]:
-    """Ranks that stay: ``pool("openmpi", 3).call(function, …)``. Mark its tests ``mpi``."""
+    """Ranks that stay: ``pool("openmpi", 3).call(function, …)``. Its tests are marked ``mpi``."""
     pools = Pools()
     yield pools
     pools.close()
@@ -153,7 +153,7 @@ def _free_nodes(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One browser for the test run. Mark its tests ``browser``."""
+    """One browser for the test run. Its tests are marked ``browser``."""
     if obstacle := browser.find_obstacle():
         pytest.skip(obstacle)
     with browser.start(tmp_path_factory.mktemp("profile")) as running:

@@ -251,7 +251,6 @@ def test_all_contenders_are_measured_printed_and_written(tmp_path):
     check_drawing(drawing)
 
 
-@pytest.mark.slurm
 @pytest.mark.long
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_two_jobs_share_the_nodes_of_a_cluster(slurm_cluster, tmp_path, name):

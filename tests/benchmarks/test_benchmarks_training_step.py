@@ -315,7 +315,6 @@ def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys
     assert find_row(text, "framework") and "\nwrong: ring transport=mpi: after 2 steps" in text
 
 
-@pytest.mark.slurm
 @pytest.mark.long
 def test_servers_are_compared_with_the_cost_model_on_a_cluster(slurm_cluster, tmp_path):
     arguments = ["--launcher", "srun", "--nodes", "2", "--ranks", "2", "--link", "--sync"]

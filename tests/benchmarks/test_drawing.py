@@ -124,7 +124,6 @@ def test_a_step_says_what_overlapping_hides():
     assert "without overlap: 180 ms" in words
 
 
-@pytest.mark.browser
 def test_the_page_of_a_step_says_what_goes_on(page: Page):
     file = page.folder / "step.html"
     file.write_text(draw_timeline_page(STEPS[0], "<step>"), "utf-8")

@@ -411,7 +411,6 @@ def measure(cluster, path, *words):
     return record_benchmark(path, *words, "--launcher", "srun", **cluster.environment())[1]
 
 
-@pytest.mark.slurm
 @pytest.mark.long
 @pytest.mark.timeout(700)
 def test_collectives_over_shaped_links_come_out_as_they_are_priced(slurm_cluster, tmp_path):

@@ -236,7 +236,6 @@ def check(found: Any, schedule: Schedule, setting: Setting) -> None:
         assert found["bound"][key] == pytest.approx(getattr(limits, key)), key
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("nodes", [None, (3, 4)])
 def test_the_page_shows_the_states_and_prices_that_python_has(
     page: Page, nodes: tuple[int, ...] | None
@@ -251,7 +250,6 @@ def test_the_page_shows_the_states_and_prices_that_python_has(
             check(found, schedule, setting)
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("kind", MIRROR, ids=lambda kind: kind.value)
 def test_a_page_of_another_collective_shows_that(page: Page, kind: Collective) -> None:
     page.open("binomial-tree" if kind in ROOTED else "ring", 5, collective=kind)
@@ -276,7 +274,6 @@ FIGURES = (
 )
 
 
-@pytest.mark.browser
 def test_the_page_says_the_same_figures_as_the_terminal(
     page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,7 +293,6 @@ def test_the_page_says_the_same_figures_as_the_terminal(
     assert facts["Messages"] == f"0 of {sum(step.messages for step in run.steps)}"
 
 
-@pytest.mark.browser
 def test_it_plays_to_the_end_and_says_so_and_pausing_stops_the_clock(page: Page) -> None:
     page.open("ring", 3, address="#speed=0.4")
     assert page.where() == "step 0 of 4"
@@ -326,7 +322,6 @@ def test_it_plays_to_the_end_and_says_so_and_pausing_stops_the_clock(page: Page)
     assert page.text(".words").startswith("No step is needed")
 
 
-@pytest.mark.browser
 def test_a_step_shows_what_is_added_in_its_order(page: Page) -> None:
     page.open("ring", 3, address="#speed=0.4")
     page.click("#next")
@@ -342,7 +337,6 @@ def test_a_step_shows_what_is_added_in_its_order(page: Page) -> None:
     assert page.text(".busiest") == "All 3 links in use have sent 341.3 KiB each."
 
 
-@pytest.mark.browser
 def test_tokens_are_drawn_only_while_something_travels(page: Page) -> None:
     page.open("ring", 4)
     painted = """clock = arguments[0]; show();
@@ -358,7 +352,6 @@ def test_tokens_are_drawn_only_while_something_travels(page: Page) -> None:
     assert page.run(painted, 2) == 0
 
 
-@pytest.mark.browser
 def test_somebody_who_wants_no_motion_sees_none(page: Page) -> None:
     browser.emulate(page.driver, {"prefers-reduced-motion": "reduce"})
     page.open("ring", 2, address="#speed=0.4")
@@ -369,7 +362,6 @@ def test_somebody_who_wants_no_motion_sees_none(page: Page) -> None:
     page.wait(lambda: page.where() == "step 2 of 2")
 
 
-@pytest.mark.browser
 def test_keys_slider_buttons_and_bars_reach_every_step(page: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -401,7 +393,6 @@ def test_keys_slider_buttons_and_bars_reach_every_step(page: Page) -> None:
     )
 
 
-@pytest.mark.browser
 def test_every_control_has_a_name(page: Page) -> None:
     page.open("ring", 4, beside="direct")
     unnamed = page.run(
@@ -412,7 +403,6 @@ def test_every_control_has_a_name(page: Page) -> None:
     assert unnamed == []
 
 
-@pytest.mark.browser
 def test_what_is_chosen_is_what_is_shown(page: Page) -> None:
     page.open("ring", 4)
     assert page.facts()["Steps"] == "0 of 6"
@@ -451,7 +441,6 @@ def test_what_is_chosen_is_what_is_shown(page: Page) -> None:
 INSIDE = "return !document.querySelector('[name=insideLatency]').checkVisibility()"
 
 
-@pytest.mark.browser
 def test_links_inside_nodes_have_fields_and_cannot_be_slower_than_between(page: Page) -> None:
     page.open("two-level", 6, (3, 3), machine=USUAL, size=1024, beside="ring")
     assert page.texts("h2") == ["two-level on 6 ranks of 2 nodes", "ring on 6 ranks of 2 nodes"]
@@ -484,7 +473,6 @@ def test_links_inside_nodes_have_fields_and_cannot_be_slower_than_between(page: 
     assert page.texts(".node") == ["node 0", "node 1"]
 
 
-@pytest.mark.browser
 def test_in_modelled_time_each_panel_goes_by_its_own_clock(page: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -512,7 +500,6 @@ def test_in_modelled_time_each_panel_goes_by_its_own_clock(page: Page) -> None:
     assert page.where().startswith(f"{totals[0]} of ")
 
 
-@pytest.mark.browser
 def test_the_address_brings_a_view_back(page: Page) -> None:
     page.open("ring", 4)
     for name, value in {
@@ -528,7 +515,6 @@ def test_the_address_brings_a_view_back(page: Page) -> None:
     assert shown[4] == ["double-tree on 5 ranks, 4 segments", "central on 5 ranks"]
 
 
-@pytest.mark.browser
 def test_an_address_that_makes_no_sense_changes_nothing(page: Page) -> None:
     page.open("ring", 4)
     shown = (page.grid(), page.facts(), page.where(), page.texts("h2"))
@@ -549,7 +535,6 @@ def test_an_address_that_makes_no_sense_changes_nothing(page: Page) -> None:
     assert page.facts() == shown and page.text("#problem") == ""
 
 
-@pytest.mark.browser
 def test_segments_that_cannot_be_seen_are_not_offered(page: Page) -> None:
     page.open("ring", 64)
     offered = page.run(
@@ -559,7 +544,6 @@ def test_segments_that_cannot_be_seen_are_not_offered(page: Page) -> None:
     assert offered == [1, 2, 3, 4]  # 64 ranks · 64 chunks · 4 are the most cells
 
 
-@pytest.mark.browser
 def test_without_javascript_the_page_says_what_is_missing(page: Page) -> None:
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:

@@ -382,7 +382,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.html"
 
 
-@pytest.mark.browser
 def test_the_last_place_is_open_and_its_pictures_are_seen(page: Page, file: Path) -> None:
     page.visit(file.as_uri())
     panels = "#all-reduce > details"
@@ -398,7 +397,6 @@ def test_the_last_place_is_open_and_its_pictures_are_seen(page: Page, file: Path
     assert len(page.texts(f"{panels}[open] > summary")) == 2
 
 
-@pytest.mark.browser
 def test_what_is_pointed_at_is_said_and_the_table_has_all(page: Page, file: Path) -> None:
     page.visit(file.as_uri())
     box = "#all-reduce details[open]"
@@ -419,7 +417,6 @@ def test_what_is_pointed_at_is_said_and_the_table_has_all(page: Page, file: Path
     assert len(rows) == 3 * 10 and rows[0].startswith("Gloo1 KiB")
 
 
-@pytest.mark.browser
 def test_the_animated_explanation_opens_from_within_the_page(page: Page, file: Path) -> None:
     page.visit(file.as_uri())
     first, *_ = page.driver.window_handles

@@ -440,7 +440,6 @@ def test_an_interruption_keeps_the_whole_rounds(fail_runs):
 
 
 @pytest.mark.long
-@pytest.mark.slurm
 def test_it_measures_a_cluster(slurm_cluster, tmp_path):
     drawing = tmp_path / "startup.svg"
     arguments = ["--launcher", "srun", "--ranks", "4", "--repetitions", "1", "--warm-up", "0"]
@@ -473,7 +472,6 @@ def test_it_measures_a_cluster(slurm_cluster, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slurm
 def test_inside_an_allocation_runs_are_its_steps(slurm_cluster, tmp_path):
     record = tmp_path / "startup.jsonl"
     arguments = ["--launcher", "srun", "--ranks", "2", "--repetitions", "1", "--warm-up", "0"]
@@ -496,7 +494,6 @@ def newest_job(cluster) -> int:
     return int(cluster.ask("srun", "--quiet", "--ntasks=1", "printenv", "SLURM_JOB_ID"))
 
 
-@pytest.mark.slurm
 def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
     for name, value in slurm_cluster.environment().items():
         monkeypatch.setenv(name, value)

@@ -257,7 +257,6 @@ def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_resumed_script_ends_as_the_uninterrupted_one(kind, pool, tmp_path):
     ranks = pool("openmpi", 3)
@@ -273,7 +272,6 @@ def test_a_resumed_script_ends_as_the_uninterrupted_one(kind, pool, tmp_path):
     assert names == ["step-6", "step-5"]
 
 
-@pytest.mark.mpi
 def test_another_number_of_ranks_loads_the_same(pool, tmp_path):
     written = pool("openmpi", 3).call(train, tmp_path, "fsdp", 3).values
     found = pool("openmpi", 2).call(load, tmp_path, "fsdp").values
@@ -282,7 +280,6 @@ def test_another_number_of_ranks_loads_the_same(pool, tmp_path):
     assert load(None, tmp_path, "alone") == (3, written[0]["state"])
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_what_all_have_is_stored_once_and_what_differs_by_rank(kind, pool, tmp_path):
     found = pool("openmpi", 3).call(keep_more, tmp_path, kind).values
@@ -297,7 +294,6 @@ def test_what_all_have_is_stored_once_and_what_differs_by_rank(kind, pool, tmp_p
         assert each["order"] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.mpi
 def test_optimizers_of_modules_that_differ_by_rank_go_on_as_they_would_have(pool, tmp_path):
     ranks = pool("openmpi", 2)
     whole = ranks.call(train_experts, tmp_path / "whole", 5).values
@@ -307,7 +303,6 @@ def test_optimizers_of_modules_that_differ_by_rank_go_on_as_they_would_have(pool
         assert all(map(torch.equal, expected, each))
 
 
-@pytest.mark.mpi
 def test_all_ranks_hear_of_a_save_that_cannot_be_planned(pool: Pools, tmp_path: Path) -> None:
     ranks = pool("openmpi", 2)
     for step, rank in (("create_global_plan", 0), ("create_local_plan", 1), ("finish_plan", 1)):
@@ -340,7 +335,6 @@ def test_members_of_enumerations_are_found_and_nothing_else() -> None:
             unpickling.load(pickle.dumps(Fetched(*arguments)))
 
 
-@pytest.mark.mpi
 def test_values_come_back_and_nothing_in_them_is_run(pool: Pools, tmp_path: Path) -> None:
     found = pool("openmpi", 3).call(exchange, tmp_path).values
     assert [each["gather"] for each in found] == [[0, 1, 2]] * 3
@@ -360,7 +354,6 @@ def test_values_come_back_and_nothing_in_them_is_run(pool: Pools, tmp_path: Path
 # Scripts
 
 
-@pytest.mark.mpi
 def test_mistakes_of_a_script_are_told_and_nothing_is_saved(pool: Pools, tmp_path: Path) -> None:
     for steps, optimizer in pool("openmpi", 2).call(make_mistakes, tmp_path).values:
         assert "expected one step on all ranks, found [5, 6]" in steps
@@ -389,7 +382,7 @@ def test_who_restores_and_counts_anew_does_not_replace_later_checkpoints(tmp_pat
     with mpiddp.Checkpointer(tmp_path / "new", model) as checkpointer:
         # Of another training: its steps are not this one's.
         checkpointer.restore(tmp_path)
-        checkpointer.save(10)
+        checkpointer.save(0)
 
 
 def test_a_save_that_is_waited_for_needs_no_copies(tmp_path, monkeypatch):
@@ -411,6 +404,15 @@ def test_a_score_may_be_of_another_library(tmp_path: Path) -> None:
         for step, score in enumerate(scores, 1):
             checkpointer.save(step, score=score)
     assert list_names(tmp_path) == ["step-1", "step-3"]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, ValueError])
+def test_what_was_begun_is_written_at_an_exit_and_after_an_error(kind, tmp_path):
+    checkpointer = mpiddp.Checkpointer(tmp_path, torch.nn.Linear(2, 2))
+    with contextlib.suppress(kind), checkpointer:
+        checkpointer.save(1)
+        raise kind
+    assert list_names(tmp_path) == ["step-1"]
 
 
 def test_a_save_goes_on_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

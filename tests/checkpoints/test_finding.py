@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import mpiddp
 import stale
 from mistakes import hear
+from mpiddp.checkpoints import tensor_memory
 from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage import shards
@@ -207,6 +208,17 @@ def test_files_outside_are_refused(folder: Path) -> None:
     make_hostile(path, METADATA, pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match="is none of its files"):
         find_demanded(path, RankGroup())
+    # And so is a list of what cannot be listed.
+    make_hostile(path, METADATA, pickle.dumps(replace(metadata, storage_data={"step": None})))
+    with pytest.raises(CheckpointError, match="its list of tensors cannot be read"):
+        find_demanded(path, RankGroup())
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("float65", 1), ("float32", 3)])
+def test_bytes_that_hold_no_such_tensor_are_refused(dtype, rows):
+    said = {"offset": 0, "shape": [rows, 2], "strides": [2, 1], "dtype": dtype}
+    with pytest.raises(ValueError, match="16 bytes hold no tensor of "):
+        tensor_memory.make(said, torch.zeros(16, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("name", ["../step-1/x", "..", "", "a\0b", "a\ud800"])
@@ -378,7 +390,6 @@ def test_what_fails_now_and_then_is_read_however_long_that_takes(tmp_path, monke
         clock.sleep(manifests.PATIENCE_SECONDS)  # A large file is read.
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("stale_rank", [0, 1])
 def test_all_ranks_must_find_what_one_finds(stale_rank, pool, sound, tmp_path):
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
@@ -402,7 +413,6 @@ def test_all_ranks_must_find_what_one_finds(stale_rank, pool, sound, tmp_path):
     assert found == [("step-1", [f"{name}: is missing"])] * 2
 
 
-@pytest.mark.mpi
 def test_a_manifest_that_one_rank_does_not_see_yet_is_no_damage(pool, sound, tmp_path):
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
     ranks = pool("openmpi", 2)

@@ -8,11 +8,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiddp.checkpoints.storage import manifest as manifests
 from mpiddp.checkpoints.storage import owner as owners
 from mpiddp.checkpoints.storage.owner import OWNER, Owner
 from mpiddp.errors import ConfigurationError, StorageError
@@ -178,7 +180,8 @@ def test_what_the_owner_has_not_written_stays(folder: Path, tmp_path: Path) -> N
     write(tmp_path / "other", 7, run="b")
     shutil.copytree(tmp_path / "other" / "step-7", folder / "step-7")
     shutil.copytree(tmp_path / "other" / "step-7", folder / "step-8.replaced")
-    write(folder, 8)
+    with mock.patch.object(manifests, "_remove_tree"):  # As if it was killed at its last act.
+        write(folder, 8, keep=1)
     for name in OTHERS:
         (folder / name).mkdir()
         (folder / name / "data").touch()

@@ -257,7 +257,6 @@ def test_a_resumed_process_ends_as_one_that_nobody_stops(kind, name, tmp_path):
     assert layouts.compare(found, whole) == []
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("parallel", ON_RANKS)
 def test_resumed_ranks_end_as_those_that_nobody_stops(parallel, pool, tmp_path):
     kinds = dict.fromkeys(ON_RANKS[parallel], "AdamW")
@@ -434,7 +433,6 @@ def test_a_second_optimizer_keeps_types_and_strides(is_old, tmp_path, monkeypatc
         assert one.dtype == torch.float32 and one.stride() == (1, 2) and torch.equal(one, other)
 
 
-@pytest.mark.mpi
 def test_a_second_optimizer_of_sharded_parameters_goes_on(pool: Pools, tmp_path: Path) -> None:
     for whole, resumed, said in pool("openmpi", 2).call(layouts.resume_two, tmp_path).values:
         assert layouts.compare(resumed, whole) == []

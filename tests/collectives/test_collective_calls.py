@@ -17,7 +17,6 @@ from mpiddp.collectives.bootstrap import ensure_communicator
 SIZE = 3
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("name", "size", "parts", "variables", "wait"),
     [
@@ -45,7 +44,6 @@ def test_calls_on_one_node_are_exact(name, size, parts, variables, wait, pool):
     assert described["single_copy"] is True and described["wait"] == wait
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("nodes", "part", "first"),
     [([0, 1, 0], "sums", "shared-memory+mpi"), ([0, 1, 2], "moves", "mpi")],
@@ -70,7 +68,6 @@ def test_calls_between_nodes_are_exact(nodes, part, first, pool):
         pytest.param("impi", marks=launchers.marks_of("impi")),
     ],
 )
-@pytest.mark.mpi
 def test_what_calls_mean(name, pool):
     reports = pool(name, SIZE).call(meanings.run).values
     # Nobody leaves a barrier before the last one has come.
@@ -88,7 +85,6 @@ def test_what_calls_mean(name, pool):
     assert {call for call, bits in rounded.items() if len(bits) > 1} == set()
 
 
-@pytest.mark.mpi
 def test_what_is_a_number_on_one_rank_has_the_same_bits_on_all(pool):
     """Of NaNs, ranks may keep different payloads: all were put in by some rank."""
     first, *others = pool("openmpi", SIZE).call(meanings.add_nans).values
@@ -146,7 +142,6 @@ def test_one_rank_alone_needs_no_mpi_and_a_call_without_a_session_is_a_mistake()
     assert "Traceback" not in reported
 
 
-@pytest.mark.mpi
 def test_mistakes_are_said_in_one_line_on_every_rank(pool):
     patterns = [pattern for _, pattern in (*mistakes.VARIABLES, *mistakes.CALLS)]
     for said in pool("openmpi", SIZE).call(mistakes.run).values:
@@ -173,7 +168,6 @@ def begin_in_two_threads(session: mpiddp.Session) -> tuple[int, list[float]]:
     return len(set(found)), tensor.tolist()
 
 
-@pytest.mark.mpi
 def test_the_first_call_may_be_that_of_two_threads(pool):
     assert pool("openmpi", 2).call(begin_in_two_threads).values == [(1, [2.0] * 3)] * 2
 
@@ -193,6 +187,5 @@ def add_huge_tensors(session: mpiddp.Session) -> list[bool]:
 
 
 @pytest.mark.long
-@pytest.mark.mpi
 def test_tensors_longer_than_mpi_counts_are_summed(pool):
     assert pool("openmpi", 2).call(add_huge_tensors, timeout=500).values == [[True] * 3] * 2

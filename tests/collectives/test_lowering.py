@@ -23,6 +23,7 @@ from mpiddp.collectives.compiler.instructions import (
     Wait,
 )
 from mpiddp.collectives.compiler.pieces import BufferCut, Grid
+from mpiddp.collectives.transport.torch_messages import TorchMessenger
 from mpiddp.schedules import registry
 from mpiddp.schedules.algorithms import add, copy
 from mpiddp.schedules.proof import prove
@@ -182,18 +183,24 @@ def test_with_flow_a_long_chunk_is_passed_on_before_all_of_it_is_there():
     ring = promises.build("ring", 4)
     program = compile_program(ring, 0, 80, [0], BufferCut(5, 5, True))
     numbers = {each: place for place, each in enumerate(program.instructions)}
-    first_sent = next(
-        place
-        for place, each in enumerate(program.instructions)
-        if isinstance(each, Start)
-        and any(program.messages[n].sends and program.messages[n].step == 1 for n in each.messages)
-    )
+    first_of_step_1 = {
+        program.messages[number].sends: place
+        for place, each in reversed([*enumerate(program.instructions)])
+        for number in getattr(each, "messages", ())
+        if program.messages[number].step == 1
+    }
     last_of_step_0 = max(
         numbers[Finish(number)]
         for number, message in enumerate(program.messages)
         if message.step == 0 and not message.sends
     )
-    assert first_sent < last_of_step_0
+    # Its neighbour's message finds a receive, too.
+    assert max(first_of_step_1[True], first_of_step_1[False]) < last_of_step_0
+    # And so is one to which a neighbour's part is added.
+    schedule = all_reduce(3, 1, [[add(1, 0)], [add(0, 2)], [copy(2, 0), copy(2, 1)]])
+    program, *_ = promises.compile_all(schedule, 20, [2, 1], BufferCut(5, 5, True))
+    kinds = [*map(type, program.instructions)]
+    assert kinds.index(Start) < len(kinds) - 1 - kinds[::-1].index(Reduce)
 
 
 @pytest.mark.parametrize("nodes", [[1] * 4, [4], [3, 1]])
@@ -281,6 +288,19 @@ def test_every_algorithm_of_the_module_has_its_formula_here():
 def test_neighbours_take_scratch_space_only_for_what_is_read_early():
     exchange = all_reduce(2, 1, [[Transfer(0, 1, 0, 1, True), Transfer(1, 0, 0, 1, True)]])
     assert [p.scratch for p in promises.compile_all(exchange, 10, [2])] == [10, 10]
+    # A message that leaves from where a neighbour's part is added is none.
+    steps = [[add(0, 1), add(1, 2)], [add(0, 2)], [copy(2, 0), copy(2, 1)]]
+    assert promises.compile_all(all_reduce(3, 1, steps), 10, [2, 1])[1].scratch == 0
     for name in ("direct", "gather-broadcast", "binomial-tree"):
         programs = promises.compile_all(promises.build(name, 4), 840, [4])
         assert all(program.scratch == 0 for program in programs)
+
+
+def test_over_torch_all_messages_of_a_step_start_at_once():
+    """In any other order than its neighbour's, a rank would wait for ever under NCCL."""
+    cut = TorchMessenger(None).cut(4)
+    assert 4 * cut.message < 1 << 31, "not every transport below torch counts further"
+    for _, schedule in promises.list_all(4):
+        for program in promises.compile_all(schedule, 30, [1] * 4, cut):
+            starts = [each for each in program.instructions if isinstance(each, Start)]
+            assert len(starts) == len({message.step for message in program.messages})

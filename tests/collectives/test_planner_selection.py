@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -365,7 +366,16 @@ def test_a_table_of_another_layout_is_not_used_and_says_so(tmp_path):
     assert "4 ranks on 2 nodes (1, 3)" in fit_table(table, (3, 1), ()).text
 
 
-@pytest.mark.mpi
+def test_a_messenger_goes_on_in_waits_in_memory_and_is_closed_with_the_planner():
+    messenger, memory = mock.Mock(), mock.Mock()
+    planner = Planner(SEVERAL, SharedMemory(), memory, {MPI: lambda: messenger})
+    selection = select(CallRequest(ALL), SHORT, SEVERAL, on_gpu=False)
+    assert planner.ensure_messenger(selection, on_gpu=False) is messenger
+    memory.help_in_waits.assert_called_once_with(messenger.progress)
+    planner.close()
+    messenger.close.assert_called_once_with()
+
+
 def test_ranks_run_what_the_table_says(pool, tmp_path):
     path = write(tmp_path / "table.json")
     direct = "all-reduce (direct over shared-memory)"
@@ -380,7 +390,6 @@ def test_ranks_run_what_the_table_says(pool, tmp_path):
     assert [each.count("is not used") for each in result.stderr] == [1, 0]
 
 
-@pytest.mark.mpi
 def test_ranks_without_the_same_table_hear_so_in_one_line(pool, tmp_path):
     table = write(tmp_path / "table.json")
     cut = tmp_path / "cut.json"

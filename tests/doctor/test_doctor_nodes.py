@@ -87,7 +87,6 @@ def flags(nodes, *more):
     return (f"--nodelist=node[1-{nodes}]", f"--nodes={nodes}", "--ntasks-per-node=1", *more)
 
 
-@pytest.mark.slurm
 def test_faults_of_single_nodes_are_all_found(slurm_cluster, tmp_path):
     """One run, and on each node another fault; on one of them two."""
     runs = tmp_path / "runs"

@@ -65,7 +65,6 @@ def processes_in(directory) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.slurm
 def test_it_comes_up_is_repaired_and_goes(slurm_cluster, tmp_path):
     elsewhere = copies.copy(slurm.COMMANDS, tmp_path / "cluster") / "down"
     with slurm.bring_up("--nodes=2", "--cpus=2") as cluster:
@@ -119,7 +118,6 @@ def test_it_comes_up_is_repaired_and_goes(slurm_cluster, tmp_path):
         assert "no cluster is up" in cluster.must("down")
 
 
-@pytest.mark.slurm
 def test_nodes_are_apart(slurm_cluster):
     slurm_cluster.must("exec", "node1", "sh", "-c", "echo mine > /dev/shm/only-here")
     try:
@@ -136,7 +134,6 @@ def test_nodes_are_apart(slurm_cluster):
         assert len(done.stdout.splitlines()) == 5 and "lo" in done.stdout.splitlines()
 
 
-@pytest.mark.slurm
 def test_links_are_shaped_cut_and_healed(slurm_cluster):
     address = {name: row[0] for name, row in table(slurm_cluster).items()}
     reaches = [sys.executable, "-c", REACH, address["node2"]]
@@ -195,7 +192,6 @@ def measure_rate(cluster, address) -> float:
         return float(receiver.stdout.read())
 
 
-@pytest.mark.slurm
 def test_a_node_dies_and_lives_again(slurm_cluster):
     shell = ("exec", "node4", "sh", "-c", "cat /sys/class/net/*/address")
     hardware = slurm_cluster.must(*shell)
@@ -227,7 +223,6 @@ srun --mpi=none --nodes=3 --gpus-per-node=2 sh -c 'echo "$(hostname): $CUDA_VISI
 
 
 @pytest.mark.long
-@pytest.mark.slurm
 def test_nodes_share_out_the_gpus_of_this_machine(slurm_cluster):
     with slurm.make_room() as cluster:
         folder, commands = str(cluster.directory.parent), str(slurm.COMMANDS)
@@ -237,7 +232,6 @@ def test_nodes_share_out_the_gpus_of_this_machine(slurm_cluster):
     assert {"node1: 0,1", "node2: 2,3", "node3: 4,10"} <= set(printed.splitlines())
 
 
-@pytest.mark.slurm
 def test_a_drained_node_is_named(slurm_cluster):
     name = "NodeName=node4"
     slurm_cluster.ask("scontrol", "update", name, "State=DRAIN", "Reason=test")
@@ -247,7 +241,6 @@ def test_a_drained_node_is_named(slurm_cluster):
         slurm_cluster.ask("scontrol", "update", name, "State=RESUME")
 
 
-@pytest.mark.slurm
 def test_a_directory_of_somebody_else_is_left_alone(slurm_cluster):
     with slurm.make_room() as cluster:
         cluster.directory.mkdir()
@@ -258,7 +251,6 @@ def test_a_directory_of_somebody_else_is_left_alone(slurm_cluster):
 
 
 @pytest.mark.long
-@pytest.mark.slurm
 def test_a_user_who_is_not_root(slurm_cluster):
     """Submits and looks, but changes nothing."""
     environment = {
@@ -397,7 +389,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.slurm
 def test_another_user_blocks_no_command(slurm_cluster):
     with launchers.begin(sys.executable, "-I", "-S", "-c", BLOCK) as (_, line):
         assert line == "kept out"

@@ -905,7 +905,6 @@ def slurm(slurm_cluster, tmp_path) -> Submitter:
     return Submitter(slurm_cluster, directory)
 
 
-@pytest.mark.slurm
 def test_a_checkout_with_a_space_trains_from_elsewhere_on_uneven_gpus(slurm, tmp_path):
     root = tmp_path / "check out"
     root.mkdir()
@@ -929,7 +928,6 @@ print(os.environ["SLURM_PROCID"], os.environ["SLURM_NODEID"], os.environ["CUDA_V
 """
 
 
-@pytest.mark.slurm
 def test_every_rank_sees_all_gpus_of_its_node_and_has_its_cores(slurm, tmp_path):
     # Without the submitting shell's variables: srun must hand on what the script has set.
     started = wrap(tmp_path, f"exec {shlex.join([sys.executable, '-c', SEEN])}\n")["MPIDDP_WRAP"]
@@ -942,7 +940,6 @@ def test_every_rank_sees_all_gpus_of_its_node_and_has_its_cores(slurm, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.slurm
 def test_an_array_of_the_right_size_starts_each_configuration_again_if_preempted(slurm, tmp_path):
     # The ranks only print what they would have been.
     text = "seen=seen-$SLURM_ARRAY_TASK_ID\n"
@@ -965,7 +962,6 @@ def test_an_array_of_the_right_size_starts_each_configuration_again_if_preempted
         assert f"mpiddp: job {identity}_{task} ended with exit code 0: done" in job.output
 
 
-@pytest.mark.slurm
 def test_a_chain_ends_where_a_stage_fails(slurm):
     stages = ["--wrap 'echo one >>order'", "--array=0-1 --wrap 'echo two >>order'"]
     stages += ["--wrap 'exit 2'", "--wrap true", "--wrap true"]
@@ -1019,7 +1015,6 @@ def await_files(folder: Path, pattern: str, count: int) -> None:
     launchers.until(lambda: len(list(folder.glob(pattern))) >= count, f"{count} {pattern}")
 
 
-@pytest.mark.slurm
 @pytest.mark.parametrize(
     "ending",
     [pytest.param(["scancel"], marks=pytest.mark.long), ["scancel", "--batch", "--signal=TERM"]],
@@ -1043,7 +1038,6 @@ def test_a_job_that_slurm_ends_lets_its_ranks_speak_and_says_how_it_ended(slurm,
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.slurm
 def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
     archive = shlex.quote(str(pack(tmp_path)))
     start = f"bash {shlex.quote(str(JOBS / 'stage.sh'))} {archive}"
@@ -1059,7 +1053,6 @@ def test_an_environment_is_staged_on_each_node_and_taken_away(slurm, tmp_path):
         )
 
 
-@pytest.mark.slurm
 def test_ctrl_c_in_an_allocation_goes_to_the_ranks(slurm, tmp_path):
     environment = launchers.clean_environment(slurm.cluster.job_environment(**wrap_told(tmp_path)))
     terminal, end = pty.openpty()
@@ -1090,7 +1083,6 @@ SOME_OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.slurm
 @pytest.mark.parametrize("all_options", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_chain_knows_which_of_sbatchs_options_take_the_next_word(slurm, made_up, all_options):
     (made_up.cwd / "here").touch()
@@ -1111,7 +1103,6 @@ def test_the_chain_knows_which_of_sbatchs_options_take_the_next_word(slurm, made
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slurm
 def test_nodes_that_fail_the_preflight_or_later_are_replaced(slurm, tmp_path):
     script = tmp_path / "faulty.py"
     script.write_text(

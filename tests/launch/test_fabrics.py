@@ -2,13 +2,15 @@
 
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 import launchers
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch import fabrics
+from mpiddp.launch import fabrics, summary
 from mpiddp.launch.fabrics import find_fabrics, find_site_defaults, read_table
+from mpiddp.launch.mpi.world import World
 from mpiddp.launch.network.infiniband import find_infiniband, has_peer_memory
 
 TABLE = read_table()
@@ -168,6 +170,7 @@ def test_when_a_variable_is_set(trees, variables, chosen, grow):
         ((SLINGSHOT, NVIDIA), {}, ["libnccl-net.so is nowhere in LD_LIBRARY_PATH", "aws-ofi-nccl"]),
         ((SLINGSHOT, AMD), {}, ["librccl-net.so is nowhere", "rccl-net-plugin"]),
         ((SLINGSHOT, NVIDIA), {}, ["not set: FI_CXI_DISABLE_HOST_REGISTER=1", "--site-defaults"]),
+        ((SLINGSHOT, NVIDIA, PLUGIN), PATH, ['NCCL_NET="AWS Libfabric"']),
         (
             (SLINGSHOT, NVIDIA),
             {"SLURM_JOB_ID": "7"},
@@ -197,6 +200,19 @@ def test_what_is_missing_or_wrong(trees, variables, words, grow):
     problems = list(fabrics.find_problems(find_fabrics(TABLE, variables, grow(*trees)), variables))
     text = "\n".join(f"{each.found} | {each.advice}" for each in problems)
     assert all(word in text for word in words) and bool(problems) == bool(words), text
+
+
+@pytest.mark.parametrize(
+    ("backend", "nodes", "local_rank", "says"),
+    [("nccl", 2, 0, True), ("nccl", 2, 1, False), ("nccl", 1, 0, False), ("gloo", 2, 0, False)],
+)
+def test_a_nodes_first_rank_notes_what_nccl_lacks_between_nodes(
+    backend, nodes, local_rank, says, grow
+):
+    start_up = SimpleNamespace(site_defaults=find_site_defaults("table", {}, grow(SLINGSHOT, AMD)))
+    world = World(local_rank, 2 * nodes, local_rank, 2, 0, nodes, "node1", "node1")
+    problems = summary._find_problems(start_up, world, backend)
+    assert ["librccl-net.so is nowhere" in each for each in problems] == [True] * says
 
 
 @pytest.mark.parametrize(

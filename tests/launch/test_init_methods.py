@@ -243,7 +243,6 @@ DOCUMENT = """
 """
 
 
-@pytest.mark.mpi
 @pytest.mark.by_default("openmpi")
 def test_a_program_that_names_its_master_runs_as_it_stands(either_launcher, tmp_path):
     (tmp_path / "py_exe.py").write_text(textwrap.dedent(DOCUMENT))

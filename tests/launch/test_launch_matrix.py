@@ -35,7 +35,6 @@ def expect_cells(laboratory: launch_matrix.Laboratory, cells: list[Cell]) -> Non
         assert outcome.word == expected[cell], f"{cell}: {outcome.word}\n{outcome.said}"
 
 
-@pytest.mark.slurm
 def test_some_cells(slurm_cluster):
     with launch_matrix.furnish(slurm_cluster) as laboratory:
         expect_cells(laboratory, [cell for cell in FEW if cell.network == "IPv4"])

@@ -212,7 +212,6 @@ mpi.finalize(phases.start_mpi(start_up).module)
 """
 
 
-@pytest.mark.mpi
 def test_mpi_adds_no_variable_while_torch_is_imported(recent_launcher, tmp_path):
     program = tmp_path / "added.py"
     program.write_text(ADDED)

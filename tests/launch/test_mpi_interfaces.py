@@ -33,7 +33,6 @@ from mpiddp.launch.network.mpi_interfaces import (
     find_source,
     find_variables,
     is_configured,
-    keep_apart,
     share_memory,
     stay_on_host,
     told_interfaces,
@@ -191,8 +190,12 @@ def test_what_somebody_has_set_is_left_alone(monkeypatch, tmp_path):
     ],
 )
 def test_ranks_with_a_container_each_share_no_memory(monkeypatch, version, walls, set_before, told):
-    monkeypatch.setenv(environment.OPEN_MPI_TRANSPORTS, set_before)
-    assert [*keep_apart(version, walls).values()] == ([] if told is None else [told])
+    name = environment.MPICH_APART if version is MPICH else environment.OPEN_MPI_TRANSPORTS
+    monkeypatch.setenv(name, set_before)
+    monkeypatch.setattr(mpi_interfaces, "find_own_namespaces", lambda _: walls)
+    monkeypatch.setattr(mpi_interfaces, "stay_on_host", lambda *_: {})
+    with told_interfaces(version, None, LOCAL):
+        assert os.environ[name] == (set_before if told is None else told)
 
 
 @pytest.mark.parametrize(("rows", "outside"), [("0 500 3\n7 1000 2", 1000), ("1 0 1", 7), ("", 7)])

@@ -150,8 +150,10 @@ def test_what_fails_while_groups_are_closed_is_no_failure(watch_groups, monkeypa
     _, told, _ = watch_groups(Group("0", backend))
     backend.error = "COMM_ERROR"
     time.sleep(0.1)
-    watch_groups.watches[-1].close()
+    (watch,) = watch_groups.watches
+    watch.close()
     assert not told
+    assert watch._thread.daemon, "a program that closes its session at exit would never get there"
 
 
 def test_a_group_that_is_made_again_is_watched_again(watch_groups):

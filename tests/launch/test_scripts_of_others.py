@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,18 @@ def test_a_module_that_is_not_found_is_a_mistake_and_what_it_lacks_is_not(monkey
     for name, words in (("none.pyz", "is no script 'none.pyz' in "), (".", "has no __main__.py")):
         with pytest.raises(ConfigurationError, match=words):
             prepare_script(name, [])
+    with pytest.raises(ConfigurationError, match="no module named 'absent'"):
+        prepare_module("absent.part", [])  # Before MPI starts, not when it runs.
+
+
+def test_an_archive_is_in_the_path_in_place_of_mpiddps_folder(monkeypatch, tmp_path, capsys):
+    archive = str(tmp_path / "app.pyz")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("__main__.py", "import sys; print(sys.argv, sys.path[:2])")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["of mpiddp", "second", *sys.path])
+    prepare_script(archive, ["x"])()
+    assert capsys.readouterr().out == f"{[archive, 'x']} {[archive, 'second']}\n"
 
 
 @pytest.mark.by_default("mpich")
@@ -279,11 +292,12 @@ def test_a_scripts_own_excepthook_shows_its_exceptions(tmp_path):
     # A debugger's hook talks to its user, and so needs the main thread.
     show = "lambda kind, error, trace: print('hooked', error, threading.current_thread().name)"
     script.write_text(
-        f"import sys, threading\nsys.excepthook = {show}\nraise ValueError('by me')\n"
+        "import sys, threading  # Knows --site_defaults.\n"
+        f"sys.excepthook = {show}\nraise ValueError('by me')\n"
     )
-    _, ours = compare([script], tmp_path)
+    _, ours = compare([script, "--site-defaults", "x"], tmp_path)
     assert ours.returncode == 1 and ours.stdout == "hooked by me MainThread\n"
-    assert "Traceback" not in ours.stderr
+    assert "Traceback" not in ours.stderr and "stands after" not in ours.stderr
 
 
 @pytest.mark.mpi

@@ -270,7 +270,6 @@ with mpiddp.init(timeout=90) as session:
 
 
 @pytest.mark.by_default("mpich")
-@pytest.mark.mpi
 def test_a_rank_that_leaves_while_another_one_makes_its_first_call_ends_the_job(either_launcher):
     result = launchers.run(either_launcher, 2, ["-c", LEAVES_EARLY]).expect(6)
     lines = [line for line in facts.messages(result) if not line.endswith("mpiddp: started")]

@@ -218,13 +218,17 @@ def test_a_planted_culprit_is_named(kind, who, tmp_path):
     seconds = "20" if kind == "worker" else "8"
     front = ["-m", "mpiddp", "--quiet", "--stall-timeout", seconds]
     words = [*front, launchers.PROGRAMS / "hanging.py", kind, who]
-    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    env = {"XDG_STATE_HOME": str(tmp_path / "state"), "NCCL_RAS_ADDR": "127.0.0.1:1"}
+    env["TORCH_FR_DUMP_TEMP_FILE"] = "/somewhere/of"
     result = launchers.run("openmpi", 3, words, cwd=tmp_path, env=env)
     assert result.returncode not in (0, 1), result
     said = rf"  rank 1 on {re.escape(HOST)} {KINDS[kind].format(call=CALLS[who])}"
     assert re.search(said, result.stderr), result.stderr
     place = re.search(r"  the whole report: (.+)", result.stderr)
-    assert place and re.search(said, (tmp_path / place[1]).read_text()), result.stderr
+    assert place, result.stderr
+    report = (tmp_path / place[1]).read_text()
+    for each in (said, "NCCL's RAS at 127.0.0.1:1 does not answer", "torch writes /somewhere/ofN"):
+        assert re.search(each, report), report
 
 
 @pytest.mark.mpi

@@ -333,7 +333,6 @@ time.sleep(60)
 """
 
 
-@pytest.mark.mpi
 @pytest.mark.by_default("openmpi")
 def test_ranks_print_whole_lines_with_labels(either_launcher, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mpiddp.errors import LaunchError
+from mpiddp.errors import LaunchError, PeerLostError
 from mpiddp.launch.failure import failure, missing_ranks, reports, termination
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.reports import FixedProgress
 from mpiddp.launch.mpi.world import World
 from mpiddp.process import outcome
+from mpiddp.process.background import LastingCall
 from mpiddp.process.outcome import Outcome, write_outcome
 from mpiddp.process.streams import console
 
@@ -140,6 +141,13 @@ def leave_to_nobody(failure_handler: FailureHandler) -> None:
     failure.PATIENCE_SECONDS = BOUND
 
 
+def lose_peer(failure_handler: FailureHandler) -> None:
+    """While its part of a checkpoint is written, which is worth nothing without the other's."""
+    set_answer(failure_handler, lambda *_, **__: "report")
+    LastingCall(block, "the checkpoint")
+    raise PeerLostError("rank 2 was lost")
+
+
 def be_alone(failure_handler: FailureHandler) -> None:
     """One process: there is no rank to name."""
     failure_handler.meet(world=World(0, 1, 0, 1, 0, 1, "node1", "node1"))
@@ -167,6 +175,7 @@ CASES: dict[str, Callable[[FailureHandler], None]] = {
     "deadline breaks": break_deadline,
     "claim breaks": break_claim,
     "speaker silent": leave_to_nobody,
+    "peer lost": lose_peer,
     "alone": be_alone,
     "done": fail_after_the_end,
 }

@@ -43,7 +43,6 @@ def test_a_name_that_is_in_a_module_is_an_error_that_says_which():
         mpiddp.synchronize  # noqa: B018 - torch's users look for it
 
 
-@pytest.mark.mpi
 def test_the_examples_run(pool, tmp_path):
     left_out = {*examples.STARTS, *examples.CALLS}
     names = [name for name in examples.list_names() if name not in left_out]
@@ -54,7 +53,6 @@ def test_the_examples_run(pool, tmp_path):
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-500"]
 
 
-@pytest.mark.mpi
 def test_the_examples_that_call_ranks_run(pool, monkeypatch):
     ranks = pool("openmpi", 2)._ranks
     found = functools.wraps(mpiddp.ranks)(lambda size: contextlib.nullcontext(ranks))

@@ -66,14 +66,12 @@ def test_an_example_runs_by_its_command(tmp_path: Path) -> None:
     assert re.search(PRINTED["digits"], printed), printed
 
 
-@pytest.mark.mpi
 def test_an_example_of_a_loop_with_ddp_prints_its_loss(pool: Pools, tmp_path: Path) -> None:
     path = str(FOLDER / "comm_hook.py")
     printed = pool("openmpi", 2).call(scripts.run, path, cwd=tmp_path).printed
     assert re.search(PRINTED["comm_hook"], printed), printed
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize(
     "name",
     [
@@ -89,7 +87,6 @@ def test_examples_of_the_trainer_learn(name: str, pool: Pools, tmp_path: Path) -
 
 
 @pytest.mark.long
-@pytest.mark.mpi
 def test_the_sweep_has_a_run_for_each_rate_and_a_picture(pool: Pools, tmp_path: Path) -> None:
     pool("openmpi", 2).call(scripts.run, str(FOLDER / "sweep.py"), cwd=tmp_path)
     names = {path.name for path in (tmp_path / "runs").iterdir()}

@@ -203,7 +203,6 @@ def test_the_first_rank_is_asked_for_stacks(monkeypatch: pytest.MonkeyPatch) -> 
     assert call.find_stacks(job, is_full=True) == ("/run/0", True)
 
 
-@pytest.mark.slurm
 def test_functions_run_on_the_ranks_of_two_nodes(slurm_cluster, tmp_path):
     """Called from the shell of an allocation."""
     around = [str(shutil.which("salloc")), "--quiet", "--nodes=2", "--ntasks-per-node=2"]

@@ -65,7 +65,6 @@ def show(page: Page, theme: str, html: str) -> None:
     page.visit(file.as_uri())
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("theme", THEMES)
 def test_each_rank_has_a_row_that_can_be_read(page: Page, channel: Channel, theme: str) -> None:
     members = make_members(channel, ["node1", "node2"], 2)
@@ -79,7 +78,6 @@ def test_each_rank_has_a_row_that_can_be_read(page: Page, channel: Channel, them
     assert found["texts"] > 30 and found["problems"] == []
 
 
-@pytest.mark.browser
 def test_many_ranks_are_one_line_for_each_host(page: Page, channel: Channel) -> None:
     hosts = [f"node{number:02}" for number in range(1, 33)]
     show(page, "light", draw_ranks(make_members(channel, hosts, 8), "running train for 12 s"))

@@ -22,6 +22,8 @@ SHARING = {"test_site": BROWSER}
 """Modules whose tests look at what another group's look at (the site), and that group."""
 
 REPORTED = ("mpi", "slurm", "gpu", "browser")
+STARTED = {"pool": "mpi", "slurm_cluster": "slurm", "driver": "browser"}
+"""What a fixture starts, and so the marker of the tests that use it."""
 
 
 def why_required(marker: str) -> str | None:
@@ -65,7 +67,12 @@ def _interrupt(*_: object) -> NoReturn:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose and order tests: those that take longest first, so that all workers end together."""
     for item in items:
-        if "either_launcher" in getattr(item, "fixturenames", ()) and not _is_first_choice(item):
+        fixtures = getattr(item, "fixturenames", ())
+        for name in STARTED.keys() & set(fixtures):
+            # Ranks on GPUs may be left out where there is none.
+            if name != "pool" or not item.get_closest_marker("gpu"):
+                item.add_marker(STARTED[name])
+        if "either_launcher" in fixtures and not _is_first_choice(item):
             item.add_marker(pytest.mark.long)
     _leave_out_long(config, items)
     groups = [_find_group(item) for item in items]

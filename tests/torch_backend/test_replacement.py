@@ -134,7 +134,6 @@ def test_a_taken_name_is_refused(monkeypatch):
         mpiddp.torch_backend.register()
 
 
-@pytest.mark.slurm
 def test_ranks_on_the_nodes_of_a_cluster_send_over_mpi(slurm_cluster, tmp_path):
     script = Path(__file__).with_name("comparison.py")
     launcher = slurm_cluster.srun("--nodelist=node[1-2]", "--nodes=2", "--distribution=plane=2")

@@ -34,7 +34,6 @@ def test_the_size_fits_and_what_is_an_eighth_larger_does_not(most: int, limit: i
     assert size <= limit < refused <= size + max(1, size // 8)
 
 
-@pytest.mark.mpi
 def test_ranks_agree_on_the_smaller_limit_and_nothing_else_changes(pool, tmp_path):
     two, run = pool("openmpi", 2), tmp_path / "runs" / "found"
     words = (*LIMITED, "--base-batch", "32", "--save-every", "1epoch")
@@ -60,7 +59,6 @@ def test_ranks_agree_on_the_smaller_limit_and_nothing_else_changes(pool, tmp_pat
     assert read_toml(tmp_path / "runs" / "more" / "config.toml")["batch_size"] == size
 
 
-@pytest.mark.mpi
 def test_passes_share_the_size_and_data_and_memory_end_the_search(pool, tmp_path):
     two = pool("openmpi", 2)
     words = [*LIMITED, "--accumulation-steps", "3", "--name", "parts"]

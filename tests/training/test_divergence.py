@@ -42,7 +42,6 @@ def compare(found: list[Any], kind: str) -> list[tuple[int, int, list[int]]]:
     return bad
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("sync", ["framework", "ring", "parameter-server"])
 def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(sync, pool, tmp_path):
     words = [*WORDS, "--sync", sync, "--on-nan", "skip", "--name", "skip"]
@@ -87,7 +86,6 @@ def test_a_compiled_model_marks_a_bad_loss() -> None:
     assert marks == [0, 1, 0]
 
 
-@pytest.mark.mpi
 def test_servers_that_do_not_wait_drop_a_bad_gradient(pool: Pools, tmp_path: Path) -> None:
     words = [*WORDS, "--sync", "parameter-server", "--staleness", "unlimited", "--name", "free"]
     called = pool("openmpi", RANKS).call(
@@ -98,7 +96,6 @@ def test_servers_that_do_not_wait_drop_a_bad_gradient(pool: Pools, tmp_path: Pat
     assert "the step is left out" in called.output
 
 
-@pytest.mark.mpi
 def test_a_sample_that_cannot_be_read_is_left_out(pool: Pools, tmp_path: Path) -> None:
     words = [*WORDS, "--on-bad-sample", "skip", "--name", "skip"]
     called = pool("openmpi", RANKS).call(broken_data.run, "unreadable", BAD, *words, cwd=tmp_path)

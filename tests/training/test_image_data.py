@@ -130,7 +130,6 @@ def refuse_apart(session: Session, folder: Path, *words: str) -> str:
     return trainings.refuse(session, *words)
 
 
-@pytest.mark.mpi
 def test_all_ranks_refuse_what_one_of_them_does_not_find(pool: Pools, tmp_path: Path) -> None:
     ranks, words = pool("openmpi", 2), ["--data", "imagefolder", "--data-dir", "data"]
 

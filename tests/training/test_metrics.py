@@ -347,7 +347,6 @@ def test_what_cannot_be_recorded_is_told(tmp_path: Path) -> None:
     assert len(warnings) == 2 and "a.json could not be written" in warnings[1]
 
 
-@pytest.mark.mpi
 def test_the_ranks_that_are_named_write_a_trace(pool: Pools, tmp_path: Path) -> None:
     words = [["--name", name, *TOY, "--profile", name] for name in ("all", "1")]
     pool("openmpi", 2).call(trainings.run, *words, cwd=tmp_path)

@@ -39,7 +39,6 @@ def find_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-@pytest.mark.mpi
 def test_options_of_a_step_have_their_effect(pool: Pools, tmp_path: Path) -> None:
     ways: dict[str, tuple[str, ...]] = {
         "plain": TOY,
@@ -92,7 +91,6 @@ IMAGES = (
 )  # fmt: skip
 
 
-@pytest.mark.mpi
 def test_fsdp_does_what_ddp_does(pool: Pools, tmp_path: Path) -> None:
     more: dict[str, tuple[str, ...]] = {
         "plain": (),
@@ -118,7 +116,6 @@ def test_fsdp_does_what_ddp_does(pool: Pools, tmp_path: Path) -> None:
     assert printed.count(line) == len(more)
 
 
-@pytest.mark.mpi
 def test_fsdp_evaluates_where_ranks_have_different_numbers_of_samples(pool, tmp_path):
     few = ("--data", "toy", "--samples", "10", "--batch-size", "2", "--epochs", "1")
     ways = {"plain": few, "sharded": (*few, *SHARDED)}
@@ -134,7 +131,6 @@ def test_fsdp_evaluates_where_ranks_have_different_numbers_of_samples(pool, tmp_
         assert seen["sharded"].row[name] == pytest.approx(seen["plain"].row[name], rel=1e-5)
 
 
-@pytest.mark.mpi
 def test_each_node_may_have_a_whole_copy(pool: Pools, tmp_path: Path) -> None:
     lines = [
         [*TOY, "--name", "plain", "--export", "plain.pt"],
@@ -153,13 +149,11 @@ def test_each_node_may_have_a_whole_copy(pool: Pools, tmp_path: Path) -> None:
     assert "652 sharded over 2 ranks, a copy on each of 2 nodes, in 2 groups" in called.printed
 
 
-@pytest.mark.mpi
 def test_a_rank_has_its_part_and_three_groups_in_memory(pool: Pools) -> None:
     for found in pool("openmpi", 2).call(fsdp_memory.measure, "fsdp").values:
         assert found.total / 2 < found.peak < 1.1 * (found.total / 2 + 3 * found.largest)
 
 
-@pytest.mark.mpi
 def test_how_a_model_is_computed_leaves_the_result(pool: Pools, tmp_path: Path) -> None:
     small = ("--wrap-parameters", "100")
     ways: dict[str, tuple[str, ...]] = {
@@ -187,7 +181,6 @@ def test_how_a_model_is_computed_leaves_the_result(pool: Pools, tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.mpi
 def test_a_compiled_model_trains_alike(pool: Pools, tmp_path: Path) -> None:
     lines = [
         [*TOY, "--name", name, "--export", f"{name}.pt", *options]
@@ -250,7 +243,6 @@ def test_dp_takes_the_gpus_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
     assert found[1] == (2, 0)
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_had_is_one_line(name: str, pool: Pools, tmp_path: Path) -> None:
     options, message = REFUSED[name]
@@ -263,7 +255,6 @@ def test_what_cannot_be_had_is_one_line(name: str, pool: Pools, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
 
 
-@pytest.mark.mpi
 def test_one_rank_needs_no_wrapper(pool: Pools, tmp_path: Path) -> None:
     ways = {"plain": TOY, "bare": (*TOY, "--parallel", "none", "--on-nan", "skip")}
     seen, weights, _ = train_each(pool, tmp_path, ways, ranks=1)
@@ -324,7 +315,6 @@ REFUSED_KINDS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("kind", [*GOOD, *REFUSED_KINDS])
 def test_every_kind_is_trained_in_every_way_or_refused_in_one_line(kind, pool, tmp_path):
     # torch's FSDP knows of no sparse gradient, and says so itself.

@@ -46,7 +46,6 @@ def preempt(
     return left
 
 
-@pytest.mark.mpi
 def test_a_preempted_run_ends_as_the_uninterrupted_one(pool, tmp_path):
     words, ranks = [*SMALL, "--save-every", "never"], pool("openmpi", 3)
     ranks.call(interrupted.run, [*words, "--name", "whole"], [], cwd=tmp_path)
@@ -59,7 +58,6 @@ def test_a_preempted_run_ends_as_the_uninterrupted_one(pool, tmp_path):
     assert rows[0] == rows[1]
 
 
-@pytest.mark.mpi
 def test_workers_and_a_dedicated_server_stop_within_an_epoch(pool, tmp_path):
     # Eight steps in each of two epochs.
     words = [*SMALL, "--sync", "parameter-server", "--server-placement", "dedicated"]
@@ -79,7 +77,6 @@ UNBOUNDED = (
 )  # fmt: skip
 
 
-@pytest.mark.mpi
 def test_workers_without_a_bound_stop_after_the_same_step(pool, tmp_path):
     words = [*UNBOUNDED, "--servers", "2", "--save-every"]
     attempts: list[list[preempted.RankRecord]] = []
@@ -139,7 +136,6 @@ LEFT = {
 }
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("when", LEFT)
 def test_a_rank_that_only_serves_hears_that_the_loop_was_left(when, pool, tmp_path):
     last, options, is_called = LEFT[when]
@@ -173,7 +169,6 @@ def send(job: Any, when: str, number: signal.Signals) -> None:
             os.kill(ranks[rank], number)
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("when", "name"),
     [

@@ -66,7 +66,6 @@ def assert_equal_ends(folder: Path, cut: str) -> None:
     assert any(name.startswith("rank-1.random.torch") for name in whole)
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=[pytest.mark.long] * (way == "noisy-stream")) for way in WAYS]
 )
@@ -88,7 +87,6 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(way: str, pool: Pools, tmp_
         assert not list(tmp_path.glob("runs/other/checkpoints/step-*"))
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("worlds", "options"),
     [((3, 2, 3), []), ((3, 2, 3), ["--data", "structured:load_stream", "--model", "mlp"])],
@@ -116,7 +114,6 @@ def test_another_number_of_ranks_takes_each_sample_once(worlds, options, pool, t
     assert row["step"] == 4 + -(-(128 - 2 * 8 * (worlds[0] + worlds[1])) // (8 * worlds[2]))
 
 
-@pytest.mark.mpi
 def test_a_single_sample_in_the_rest_of_an_epoch_is_refused(pool: Pools, tmp_path: Path) -> None:
     # 162 samples: 66 are left after the first step of three ranks, 2 after one more of two ranks.
     words = ["--data", "toy", "--samples", "202", "--epochs", "1", "--batch-size", "32"]
@@ -130,7 +127,6 @@ def test_a_single_sample_in_the_rest_of_an_epoch_is_refused(pool: Pools, tmp_pat
     assert read_rows(tmp_path / "runs" / "cut")[-1]["step"] == 2
 
 
-@pytest.mark.mpi
 def test_a_dedicated_server_is_resumed(pool: Pools, tmp_path: Path) -> None:
     words = [*SMALL, *SERVED, "--server-placement", "dedicated"]
     ranks = pool("openmpi", 3)
@@ -140,7 +136,6 @@ def test_a_dedicated_server_is_resumed(pool: Pools, tmp_path: Path) -> None:
     assert_equal_ends(tmp_path, "cut")
 
 
-@pytest.mark.mpi
 def test_a_checkpoint_is_for_ddp_and_for_fsdp(pool: Pools, tmp_path: Path) -> None:
     # 8 steps.
     words = [*SMALL, "--epochs", "1", "--save-every", "3steps", "--optimizer", "adamw"]
@@ -167,7 +162,6 @@ def test_a_checkpoint_is_for_ddp_and_for_fsdp(pool: Pools, tmp_path: Path) -> No
             torch.testing.assert_close(found[name], whole[name])
 
 
-@pytest.mark.mpi
 def test_no_usable_checkpoint_is_exit_code_5(pool: Pools, tmp_path: Path) -> None:
     words, ranks = [*SMALL, "--epochs", "1", "--name", "lost"], pool("openmpi", 3)
     ranks.call(interrupted.run, words, [3], False, cwd=tmp_path)
@@ -188,7 +182,6 @@ def test_no_usable_checkpoint_is_exit_code_5(pool: Pools, tmp_path: Path) -> Non
     assert read_rows(tmp_path / "runs" / "lost")[-1]["step"] == 6
 
 
-@pytest.mark.mpi
 def test_other_options_have_their_effect_after_a_resumption(pool: Pools, tmp_path: Path) -> None:
     ranks = pool("openmpi", 3)
     ranks.call(interrupted.run, [*SMALL, "--name", "first"], [7], False, cwd=tmp_path)
@@ -219,7 +212,6 @@ def test_other_options_have_their_effect_after_a_resumption(pool: Pools, tmp_pat
     assert score == -row["test_loss"]
 
 
-@pytest.mark.mpi
 def test_training_goes_on_after_any_save_that_fails(pool: Pools, tmp_path: Path) -> None:
     words = [*SMALL, "--save-every", "2steps", "--epochs", "1", "--name", "on"]
     ranks = pool("openmpi", 2)

@@ -314,7 +314,6 @@ def test_a_run_has_a_copy_of_its_tuning_table_and_hears_of_another(tmp_path, mon
         keep_table(tmp_path)
 
 
-@pytest.mark.mpi
 def test_only_a_resumed_run_says_that_its_tuning_table_is_another(pool, tmp_path) -> None:
     words = ["--data", "synthetic", "--samples", "32", "--batch-size", "8"]
     begun = [*words, "--name", "begun", "--epochs", "1"]

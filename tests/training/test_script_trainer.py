@@ -321,7 +321,6 @@ def test_a_run_that_has_finished_predicts_with_its_own_weights(session: Session)
         last.predict(samples)
 
 
-@pytest.mark.mpi
 def test_ranks_predict_with_one_model_and_the_same_samples(pool: Any, tmp_path: Path) -> None:
     found = pool("openmpi", 2).call(trainings.predict_within, cwd=tmp_path).values
     expected = found[0]["own"]
@@ -334,7 +333,6 @@ def test_ranks_predict_with_one_model_and_the_same_samples(pool: Any, tmp_path: 
     assert not np.allclose(found[1]["own"], expected)
 
 
-@pytest.mark.mpi
 def test_a_loop_that_some_ranks_do_not_run_cannot_predict(pool: Any, tmp_path: Path) -> None:
     found = pool("openmpi", 3).call(trainings.predict_beside_servers, cwd=tmp_path).values
     assert [length for _, length in found] == [10, 10, 10]

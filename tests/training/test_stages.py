@@ -213,7 +213,6 @@ def read_row(folder: Path, name: str) -> dict[str, Any]:
     return trainings.read_rows(folder / "runs" / name)[-1]
 
 
-@pytest.mark.mpi
 def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) -> None:
     words = [["--name", name, *TOY, *options] for name, options in SYNC.items()]
     begin = time.perf_counter()
@@ -244,14 +243,12 @@ def test_bytes_are_those_of_each_synchronisation(pool: Pools, tmp_path: Path) ->
     assert called.printed.count("Network of") == 1
 
 
-@pytest.mark.mpi
 def test_weights_that_leave_before_the_servers_rank_comes_are_counted(pool, tmp_path):
     words = ["--name", "late", *TOY, *SYNC["apart"]]
     pool("openmpi", 2).call(train_with_late_server, words, cwd=tmp_path)
     assert min(read_row(tmp_path, "late")["sent_bytes"]) >= 20 * GRADIENTS
 
 
-@pytest.mark.mpi
 def test_the_rank_that_the_others_wait_for_is_named(pool: Pools, tmp_path: Path) -> None:
     ranks = pool("openmpi", 2)
     slow = ["--straggler", "1=2", "--log-every", "5"]

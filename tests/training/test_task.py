@@ -304,7 +304,6 @@ OPTIONS = {
 }
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_same_numbers_train_the_same_model_in_any_structure(options, pool, tmp_path):
     words = ["--epochs", "2", "--batch-size", "8", *options]
@@ -365,7 +364,6 @@ TOY = ("--data", "toy", "--samples", "200", "--warmup-epochs", "0", "--learning-
 OWN = ("--optimizer", "trainings:make_sgd", "--schedule", "trainings:fall")
 
 
-@pytest.mark.mpi
 def test_the_trainers_own_given_as_a_users_trains_the_same(pool, tmp_path):
     words, step = [*TOY, "--sync", "parameter-server"], "runs/own/checkpoints/step-6"
     lines = [

@@ -144,7 +144,6 @@ def launch(
 TOY = ("--data", "toy", "--samples", "200", "--epochs", "2")
 
 
-@pytest.mark.mpi
 def test_digits_are_learnt_to_97_per_cent(pool: Pools, tmp_path: Path) -> None:
     called = pool("openmpi", 2).call(trainings.run, ["--name", "digits"], cwd=tmp_path)
     run = tmp_path / "runs" / "digits"
@@ -190,7 +189,6 @@ def test_the_same_seed_gives_the_same_bits(either_launcher, pool, tmp_path):
     assert rows["a"][-1]["parameters"] != rows["c"][-1]["parameters"]
 
 
-@pytest.mark.mpi
 def test_two_ranks_share_out_the_samples_of_one(pool: Pools, tmp_path: Path) -> None:
     # 160, 161 and 163 training samples: the ranks have in the last step 8 each, 1 and 0, 2 and 1.
     samples = (200, 201, 203)
@@ -224,7 +222,6 @@ def test_help_is_shown_once(tmp_path: Path) -> None:
     assert launch("openmpi", 3, tmp_path, "--help").expect(0).stdout.count("usage:") == 1
 
 
-@pytest.mark.mpi
 def test_ranks_that_were_told_different_things_are_refused(pool: Pools, tmp_path: Path) -> None:
     called = pool("openmpi", 2).call(trainings.refuse_different, cwd=tmp_path)
     for said in called.values:
@@ -234,7 +231,6 @@ def test_ranks_that_were_told_different_things_are_refused(pool: Pools, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.mpi
 def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_path: Path) -> None:
     words = [*TOY, "--name", "toy", "--learning-rate", "1e30"]
     result, run = launch("openmpi", 1, tmp_path, *words).expect(1), tmp_path / "runs" / "toy"

@@ -43,7 +43,6 @@ def read_last(run: Path) -> dict[str, Any]:
     return trainings.read_rows(run)[-1]
 
 
-@pytest.mark.mpi
 def test_synchronous_ways_reach_the_frameworks_accuracy(pool, tmp_path):
     # The digits of the test split are 359: one of them is a quarter of a point.
     ways = {
@@ -60,7 +59,6 @@ def test_synchronous_ways_reach_the_frameworks_accuracy(pool, tmp_path):
     assert set(rows["served"]["staleness"]) == {"0"}
 
 
-@pytest.mark.mpi
 def test_stale_gradients_train_as_well_and_their_staleness_is_told(pool, tmp_path):
     options = ["--staleness", "2", "--server-placement", "dedicated", "--straggler", "0=2"]
     options += ["--epochs", str(EPOCHS)]
@@ -75,7 +73,6 @@ def test_stale_gradients_train_as_well_and_their_staleness_is_told(pool, tmp_pat
     assert max(counts) <= 5
 
 
-@pytest.mark.mpi
 def test_only_workers_are_counted_where_servers_are_dedicated(pool, tmp_path):
     options = (*SMALL, *SERVED, "--server-placement=dedicated")
     printed, run = train(pool("openmpi", 3), tmp_path, "dedicated", *options)
@@ -89,7 +86,6 @@ def test_only_workers_are_counted_where_servers_are_dedicated(pool, tmp_path):
         assert read_last(run)[name] == pytest.approx(read_last(plain)[name], rel=1e-5)
 
 
-@pytest.mark.mpi
 def test_an_algorithm_that_is_no_all_reduce_is_refused_before_the_first_step(pool, tmp_path):
     called = pool("openmpi", 3).call(
         trainings.refuse_wrong, *SMALL, "--sync", "double", cwd=tmp_path
@@ -99,7 +95,6 @@ def test_an_algorithm_that_is_no_all_reduce_is_refused_before_the_first_step(poo
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.mpi
 def test_the_choice_of_overlap_is_measured_told_and_used_again(pool, tmp_path):
     printed, run = train(pool("openmpi", 2), tmp_path, "measured", *SMALL, "--sync", "direct")
     (line,) = [line for line in printed.splitlines() if line.startswith("Gradients: ")]
@@ -125,7 +120,6 @@ def test_the_choice_of_overlap_is_measured_told_and_used_again(pool, tmp_path):
         assert row["parameters"] == read_last(run)["parameters"]
 
 
-@pytest.mark.mpi
 def test_running_averages_are_the_same_on_all_ranks(pool, tmp_path):
     # The trainer refuses parameters and buffers that differ between ranks.
     words = (*SMALL, "--model", "trainings:build_normalised", "--sync")
@@ -144,7 +138,6 @@ def test_gradients_of_a_gpu_are_served_through_pinned_memory(pool, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slurm
 def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_path):
     launcher = slurm_cluster.srun(*PAIR, "--distribution=plane=3", "--exclusive")
     ways = {
@@ -175,7 +168,6 @@ WORDS = ("--data", "toy", "--samples", "210", "--epochs", "2")
 STEPS = 6
 
 
-@pytest.mark.mpi
 def test_averages_after_each_plain_step_are_averages_of_gradients(pool, tmp_path):
     words = (*WORDS, "--momentum", "0", "--last-batch", "weighted", "--ema", "0.9")
     ways = {
@@ -204,7 +196,6 @@ def test_averages_after_each_plain_step_are_averages_of_gradients(pool, tmp_path
     assert rows["seldom"]["stages"]["communication"] > 0
 
 
-@pytest.mark.mpi
 def test_momentum_and_bad_losses_are_a_ranks_own_and_running_averages_are_averaged(pool, tmp_path):
     words = [*WORDS, "--model", "broken_data:build", "--on-nan", "skip", "--ema", "0.9"]
     words += ["--average-every", str(EVERY), "--name", "skip", "--export", "skip.pt"]
@@ -226,7 +217,6 @@ CUT = (
 LOCAL = ("--average-every", "4", "--sync", "ring")
 
 
-@pytest.mark.mpi
 def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Path) -> None:
     three, common = pool("openmpi", 3), [*CUT, "--ema", "0.9"]
     for name in ("two", "gradients"):
@@ -246,7 +236,6 @@ def test_within_a_period_others_begin_from_the_average(pool: Pools, tmp_path: Pa
         assert "Training done" in called.printed
 
 
-@pytest.mark.mpi
 def test_a_loop_that_was_left_within_a_period_exports_the_average_and_goes_on_exactly(
     pool: Pools, tmp_path: Path
 ) -> None:

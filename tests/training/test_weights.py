@@ -32,7 +32,6 @@ def read_predictions(run: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((run / "predictions.csv").read_text().splitlines()))
 
 
-@pytest.mark.mpi
 def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(pool, tmp_path):
     words = [*SMALL, "--name", "first", "--export", "first.pt"]
     called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
@@ -123,7 +122,6 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.mpi
 def test_a_training_begins_with_given_weights(pool: Pools, tmp_path: Path) -> None:
     torch.manual_seed(5)
     given = {name: torch.randn_like(each) for name, each in make_mlp().items()}
@@ -154,7 +152,6 @@ def make_mlp() -> dict[str, torch.Tensor]:
     return models.build("mlp", (10,), 2).state_dict()
 
 
-@pytest.mark.mpi
 def test_a_run_that_resumes_does_not_read_the_weights_again(pool: Pools, tmp_path: Path) -> None:
     torch.save(make_mlp(), tmp_path / "given.pt")
     words = [*SMALL, "--name", "run", "--weights", "given.pt"]
@@ -172,7 +169,6 @@ def test_a_run_that_resumes_does_not_read_the_weights_again(pool: Pools, tmp_pat
     assert not (tmp_path / "runs/another").exists()
 
 
-@pytest.mark.mpi
 def test_each_checkpoint_leaves_weights_where_asked(pool: Pools, tmp_path: Path) -> None:
     words = [*SMALL, "--epochs", "3", "--save-every", "1epoch", "--ema", "0.5", "--keep", "3"]
     fsdp = [*words, "--parallel", "fsdp", "--name", "run", "--export", "w-{epoch}-{step}.pt"]
