@@ -861,7 +861,6 @@ def test_a_time_out_shows_where_the_ranks_are(tmp_path):
     assert re.search(TABLE, result.stderr), result.stderr
 
 
-@pytest.mark.slurm
 @pytest.mark.long
 def test_a_job_on_several_nodes_is_asked_from_another_node(slurm_cluster, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -124,7 +124,6 @@ WHOLE = [name for name in names() if name != "central"]
 """All algorithms that leave nobody out."""
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("launcher", "size"),
     [("openmpi", 2), ("mpich", 3), pytest.param("impi", 3, marks=launchers.marks_of("impi"))],
@@ -144,7 +143,6 @@ def test_every_algorithm_comes_to_what_the_framework_comes_to(launcher, size, po
             assert report["shared"] == [in_memory], (rank, way)
 
 
-@pytest.mark.mpi
 def test_gradients_travel_in_a_narrower_type(pool):
     ways = [
         {"algorithm": algorithm, "transport": transport, "wire_dtype": name}
@@ -158,7 +156,6 @@ def test_gradients_travel_in_a_narrower_type(pool):
             assert ROUNDING < report["difference"] <= NARROW, (way, report)
 
 
-@pytest.mark.mpi
 def test_one_line_in_an_ordinary_script_changes_nothing(pool):
     """Also if a rank has joined, which counts with zeros."""
     ways = [{}, {"overlap": True}, {"algorithm": "ring", "transport": "mpi"}]
@@ -169,7 +166,6 @@ def test_one_line_in_an_ordinary_script_changes_nothing(pool):
         assert 0 < rounded < 1e-3
 
 
-@pytest.mark.mpi
 def test_what_cannot_be_synchronized_is_refused_in_one_line(pool):
     for said in pool("openmpi", 2).call(refuse).values:
         module, ranks, algorithm, dtype, integer, twice, sparse, drawn = said

@@ -76,7 +76,6 @@ def test_in_step_servers_come_to_what_one_process_comes_to(launcher, size, pool)
             assert set(report["staleness"]) <= {"0"}, way
 
 
-@pytest.mark.mpi
 def test_nobody_gets_further_ahead_than_allowed(pool, tmp_path):
     ways = [
         {
@@ -105,7 +104,6 @@ def test_nobody_gets_further_ahead_than_allowed(pool, tmp_path):
         assert max(late) > 7 if bound is None else max(late) <= (workers - 1) * (2 * bound + 1), way
 
 
-@pytest.mark.mpi
 def test_an_epoch_may_take_longer_than_a_collective_call(pool):
     # The dedicated server, and with a large bound the other worker, have nothing to do for 6.5 s.
     way = {"steps": STEPS, "servers": 1, "placement": "dedicated", "deadline": 6.0}
@@ -141,7 +139,6 @@ def test_a_worker_or_server_that_is_lost_ends_the_job(role, bound, tmp_path):
     assert re.search(said[role], result.stderr), str(result)
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("victim", [1, 2], ids=["a worker", "a server"])
 def test_who_owes_nothing_and_does_not_come_is_missed(victim, pool, tmp_path):
     way = {"steps": 2, "servers": 1, "placement": "dedicated", "bound": 0, "victim": victim}
