@@ -116,7 +116,7 @@ def writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[slurm.Cluster]:
-    """A cluster of four nodes with four CPUs and two fake GPUs each; marks tests ``slurm``.
+    """A cluster of four nodes with four CPUs and two fake GPUs each. Marks: ``slurm``.
 
     A test that changes it (cuts a link, kills a node) mends it again.
     """

@@ -268,6 +268,9 @@ class Companion:
     def _take_from_above(self, kind: str, content: Any) -> None:
         if kind == "welcome":
             self._note_joined()
+        elif kind == "closed":
+            # All sessions are being closed, or all ranks have been told to leave.
+            self._is_over = True
         elif kind == "answers":
             askers, self._askers = self._askers, []
             hostnames, answers = content

@@ -30,8 +30,8 @@ class Handlers:
     """What is called when something comes."""
 
     take_decision: Callable[[str, Any], object]
-    """Kind and content of a message of the parent: ``welcome`` if it has accepted this one, or a
-    decision."""
+    """Kind and content of a message of the parent: ``welcome`` if it has accepted this one,
+    ``closed`` if it has ended in good order, or a decision."""
     take_report: Callable[[Link, str, Any], object]
     """A message of a child, and its connection."""
     note_parent_lost: Callable[[str], object]
@@ -142,7 +142,7 @@ class CompanionLinks:
         if kind == "closed":
             self._drop(self._parent)
             self._parent = None
-        elif kind != "beat":
+        if kind != "beat":
             self._handlers.take_decision(kind, content)
 
     def _take_from_child(self, link: Link, kind: str, content: Any) -> None:

@@ -149,7 +149,7 @@ def make_copies(count: int) -> Iterator[list[Copy]]:
     # Its path is short, since sockets are made below it; some tests read it as another user.
     with tempfile.TemporaryDirectory(prefix="b-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
-        copies = [Copy(Path(folder) / str(number)) for number in range(count)]
+        copies: list[Copy] = []
 
         def end(number: int, _: object) -> None:
             for _ in range(2):  # Other threads go on with their next meanwhile.
@@ -159,6 +159,7 @@ def make_copies(count: int) -> Iterator[list[Copy]]:
             os._exit(128 + number)
 
         signal.signal(signal.SIGTERM, end)
+        copies += [Copy(Path(folder) / str(number)) for number in range(count)]
         yield copies
 
 
