@@ -89,13 +89,13 @@ LONGEST_FUNCTION = 60
 MOST_FILES = 12
 """Of a folder, without its ``__init__.py``."""
 MOST_LINES = {
-    "mpiddp": 56_122, "mpiddp/checkpoints": 4_030, "mpiddp/collectives": 4_667,
-    "mpiddp/front": 3_593, "mpiddp/launch": 9_747, "mpiddp/lifeline": 3_344,
+    "mpiddp": 56_125, "mpiddp/checkpoints": 4_030, "mpiddp/collectives": 4_667,
+    "mpiddp/front": 3_593, "mpiddp/launch": 9_747, "mpiddp/lifeline": 3_347,
     "mpiddp/options": 903, "mpiddp/process": 2_915, "mpiddp/remote": 2_525,
     "mpiddp/schedules": 4_886, "mpiddp/sync": 1_299, "mpiddp/torch_backend": 1_838,
     "mpiddp/training": 10_593, "mpiddp/doctor": 3_122, "benchmarks": 20_634,
     "benchmarks/measure": 9_315, "benchmarks/study": 2_134, "benchmarks/show": 5_182,
-    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_746, "tests": 57_957,
+    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_746, "tests": 57_963,
 }  # fmt: skip
 """Of code, by folder; these figures only fall. A commit that raises one says why."""
 CODE = {".py", ".sh", ".sbatch", ".js", ".css", ".html"}
