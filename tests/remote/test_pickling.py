@@ -35,8 +35,9 @@ def carry(value: Any) -> Any:
 
 def test_small_contents_are_in_the_pickle() -> None:
     for size in (0, 1, pickling.SMALL_BYTES, pickling.SMALL_BYTES + 1, 10**6):
-        _, buffers = pickling.dump(np.zeros(size, np.uint8))
+        _, buffers = pickling.dump(content := np.ones(size, np.uint8))
         assert [each.nbytes for each in buffers] == ([size] if size > 4096 else [])
+        assert np.array_equal(carry(content), content)
 
 
 @st.composite
