@@ -180,6 +180,8 @@ def test_ranks_are_found_without_a_name_if_they_are_the_only_ones() -> None:
     assert find_ranks({"a": one, "alias": one, "_": two, "n": 1}, "") is one
     with pytest.raises(ConfigurationError, match="several hold ranks: name one of a, b"):
         find_ranks({"a": one, "b": two}, "")
+    with pytest.raises(ConfigurationError, match="there are no ranks yet"):
+        find_ranks({"n": 1}, "")
     assert find_ranks({"a": one, "b": two}, "b") is two
 
 

@@ -241,6 +241,8 @@ def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
             def press() -> None:
                 until(lambda: len(list(tmp_path.glob("asleep-*"))) == RANKS, "the function")
                 assert ranks.state == "running sleep_on"
+                seconds = re.search(r"running sleep_on for (\d+) s>$", repr(ranks))
+                assert seconds and int(seconds[1]) < time.monotonic(), "not at what time"
                 assert "sleep_on" in ranks.stacks()
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -330,6 +332,7 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys, monkeypat
             own.restart()
         said = capsys.readouterr().err
         assert re.match(r"mpiddp: the ranks did not end well: rank 1 of 2 on \S+ was lost", said)
+    assert repr(own).endswith(", closed>"), "why they ended before is over"
     assert own.state == "closed"
     own.close()
     for act in (own.restart, own.stacks, lambda: own.run(called.nothing)):
