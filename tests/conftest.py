@@ -116,9 +116,9 @@ def writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[slurm.Cluster]:
-    """A cluster of four nodes with four CPUs and two fake GPUs each. Marks: ``slurm``.
+    """A cluster of four nodes with four CPUs and two fake GPUs each.
 
-    A test that changes it (cuts a link, kills a node) mends it again.
+    Its tests are marked ``slurm``. One that changes it (cuts a link, kills a node) mends it again.
     """
     obstacle = slurm.find_obstacle()
     if obstacle is not None:

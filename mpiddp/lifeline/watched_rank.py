@@ -125,7 +125,7 @@ class WatchedRank:
         self._progress.add_pause(seconds)
 
     def close(self) -> None:
-        """It has closed its session, and is not watched any more."""
+        """It has closed its session: whatever becomes of it then is no loss."""
         self.has_ended = self.is_closed = True
         self._loop.remove(self.link)
         self._leave_process()

@@ -335,6 +335,15 @@ def test_time_in_which_all_stood_still_does_not_count(nodes, companions, crew, t
     assert job.errors() == ""
 
 
+def test_a_program_that_is_stopped_behind_its_session_is_not_lost(crew):
+    job = crew([0, 0], seconds=1.0)
+    assert job[1].ask("close") == ["closed"]
+    os.kill(job[1].process.pid, signal.SIGSTOP)
+    time.sleep(2.5)
+    job[0].settle()
+    assert job[0].ask("close") == ["closed"] and job.errors() == ""
+
+
 @pytest.mark.parametrize(("silent", "other"), [(1, 0), (0, 1)])
 def test_a_node_that_is_silent_is_lost(silent, other, crew):
     job = crew([0, 1], seconds=4.0)

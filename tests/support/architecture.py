@@ -95,7 +95,7 @@ MOST_LINES = {
     "mpiddp/schedules": 4_886, "mpiddp/sync": 1_299, "mpiddp/torch_backend": 1_838,
     "mpiddp/training": 10_593, "mpiddp/doctor": 3_122, "benchmarks": 20_634,
     "benchmarks/measure": 9_315, "benchmarks/study": 2_134, "benchmarks/show": 5_182,
-    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_746, "tests": 57_969,
+    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_746, "tests": 57_978,
 }  # fmt: skip
 """Of code, by folder; these figures only fall. A commit that raises one says why."""
 CODE = {".py", ".sh", ".sbatch", ".js", ".css", ".html"}
