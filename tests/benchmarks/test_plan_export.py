@@ -61,7 +61,7 @@ def read_message(data):
 
 
 def read_chakra(data):
-    """The nodes of a trace: type, name, what they depend on, attributes."""
+    """The nodes of a trace: type, name, what they depend on, attributes, microseconds."""
     at, messages = 0, []
     while at < len(data):
         length, at = _read_number(data, at)
@@ -78,7 +78,7 @@ def read_chakra(data):
         attributes = {}
         for name, value in (read_message(each) for field, each in message if field == 10):
             attributes[name[1].decode()] = value
-        nodes[fields[1]] = (fields[3], fields[2].decode(), depends, attributes)
+        nodes[fields[1]] = (fields[3], fields[2].decode(), depends, attributes, fields.get(7))
     return nodes
 
 
@@ -99,12 +99,18 @@ def list_messages(schedule):
     ]  # fmt: skip
 
 
+def count_added_bytes(messages):
+    return sum(size for sends, _, _, size, how in messages if how == "added" and not sends)
+
+
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_goal_read_back_is_the_schedule(name, ranks):
     schedule = registry.parse(name).build(ranks)
-    read = read_goal(write_goal(schedule, 100, 4, 1e-10))
+    read = read_goal(write_goal(schedule, 100, 4, 1e-6))
     assert sorted(read) == list(range(ranks))
     for rank, messages in enumerate(list_messages(schedule)):
+        additions = sum(each[1] for each in read[rank].values() if each[0] == "calc")
+        assert additions == 1000 * count_added_bytes(messages)
         found = [each for each in read[rank].values() if each[0] != "calc"]
         assert [each[:5] for each in found] == [
             ("send" if sends else "recv", size, each.dst if sends else each.src, step,
@@ -131,15 +137,18 @@ def _find_all_before(operations, label):
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_chakra_read_back_is_the_schedule(name, ranks):
     schedule = registry.parse(name).build(ranks)
-    traces = write_chakra(schedule, 100, 4, 1e-10)
+    traces = write_chakra(schedule, 100, 4, 1e-6)
     for messages, data in zip(list_messages(schedule), traces, strict=True):
         nodes = read_chakra(data)
         assert list(nodes) == list(range(len(nodes)))
         assert all(cause < number for number, node in nodes.items() for cause in node[2])
-        found = []
-        for kind, text, _, attributes in nodes.values():
+        found, microseconds = [], 0
+        for kind, text, _, attributes, duration in nodes.values():
             assert attributes["is_cpu_op"] == (27, 0)
-            if kind != COMPUTE:
+            if kind == COMPUTE:
+                assert attributes["num_ops"] == (9, duration // 4)
+                microseconds += duration
+            else:
                 # An int32 each, but the size is an int64: what ASTRA-sim's feeder asks for.
                 (size,) = [attributes["comm_size"][1]]
                 assert attributes["comm_size"][0] == 9
@@ -151,6 +160,7 @@ def test_chakra_read_back_is_the_schedule(name, ranks):
              f"{how} chunks {each.lo} to {each.hi}")
             for sends, each, step, size, how in messages
         ]  # fmt: skip
+        assert microseconds == count_added_bytes(messages)
 
 
 def test_every_format_is_written(tmp_path, capsys):

@@ -53,6 +53,10 @@ def find_same(schedule, form):
     """What comes back of a schedule that was written; it is proved as a plan on the way."""
     plan = FORMATS[form](schedule)
     assert prove_plan(plan).is_bitwise_equal
+    waits = Counter(
+        (each.rank, each.block, cause) for each in plan.operations for cause in each.after
+    )
+    assert set(waits.values()) <= {1}
     back = make_schedule(plan)
     assert list_messages(back) == list_messages(schedule)
     assert list_sums(back) == list_sums(schedule)

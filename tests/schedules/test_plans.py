@@ -162,10 +162,10 @@ def copy_onto_itself(shift):
     ]
 
 
-def add_in_turn(**options):
+def add_in_turn(first=(-1, -1), second=(0, 1)):
     """Scenario 1 of microsoft/msccl#25: the plan is right, whatever a runtime made of it."""
     receives = [step(at, "r", f"i{at}", f"s{at}", hasdep=1) for at in range(2)]
-    sums = step(0, "re", "s0", "i0", **options), step(1, "re", "s1", "i1", waits=(0, 1), hasdep=1)
+    sums = step(0, "re", "s0", "i0", waits=first), step(1, "re", "s1", "i1", 1, second, hasdep=1)
     return [[*receives, step(2, "s", "i0", "i0", 2, waits=(1, 1))], sums]
 
 
@@ -198,8 +198,11 @@ FAULTS = [
     ([[EXCHANGE[0], step(1, "rrc", hasdep=1)], [COPY]], [EXCHANGE], {},
      ("race: rank 0, thread block 1, step 0 (cpy) reads chunk 0 of rank 0's input, which rank 0, "
       "thread block 0, step 1 (rrc) writes, and nothing orders the two")),
-    ([SENDERS], add_in_turn(waits=(0, 0)), TWO, ""),
+    ([SENDERS], add_in_turn((0, 0)), TWO, ""),
     ([SENDERS], add_in_turn(), TWO, "race: "),
+    ([SENDERS], add_in_turn((0, 0), (0, 0)), TWO, "race: "),
+    # What comes in is passed on with rank 1's own, and comes back.
+    ([[step(0, "s"), step(1, "r"), step(2, "s")]], [[step(0, "rrs"), step(1, "r")]], {}, ""),
 ]  # fmt: skip
 """Thread blocks of two ranks, options of `make_plan`, and what is said of them."""
 
