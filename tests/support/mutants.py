@@ -46,6 +46,8 @@ OPERATORS = {
     ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.LShift: ("<<", ">>"),
     ast.RShift: (">>", "<<"),
 }  # fmt: skip
+STRICT = ("@dataclass(frozen=True)", "@dataclass(frozen=True, kw_only=True)")
+"""Lines that change nothing: no field is assigned, and those that need names are given by name."""
 BARE = '"-I", "-S"'
 """What a program is started with that needs the standard library alone."""
 MOST_SECONDS, TEST_SECONDS = 20, 60
@@ -328,7 +330,12 @@ def draw(folder: str, count: int, seed: int) -> list[Mutant]:
         ).list_mutants()
     ]
     chosen = random.Random(seed).sample(mutants, min(count, len(mutants)))
-    return [each for each in chosen if (each.file, _show(each), each.new) not in known]
+    lines = [(each, _show(each)) for each in chosen]
+    return [
+        each
+        for each, line in lines
+        if line not in STRICT and (each.file, line, each.new) not in known
+    ]
 
 
 def _show(mutant: Mutant) -> str:
