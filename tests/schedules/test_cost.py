@@ -145,6 +145,9 @@ def test_the_lower_bounds_of_two_workers_and_their_server_by_hand():
     # One message; the buffer leaves a worker once; one of three ranks adds at least a third of it.
     limits = bound(12, flat(5, 2, 1), (3,), members=2)
     assert (limits.latency, limits.bandwidth, limits.addition) == (5, 24, 4)
+    # On nodes of their own they gain nothing from quick messages within a node.
+    quick = replace(flat(5, 2, 1), inside=MessageCost(0, 0))
+    assert bound(12, quick, (1,) * 3, members=2) == limits
     assert bound(12, flat(5, 2, 1), (2,), members=1).seconds == 0
     # One rank alone, and a buffer of nothing.
     assert bound(100, ODD, (1,)).seconds == bound(0, ODD, (1,) * 4).seconds == 0
@@ -161,9 +164,7 @@ def test_the_lower_bounds_of_two_workers_and_their_server_by_hand():
 )
 def test_some_meet_the_lower_bounds_of_their_collective(name, kind):
     half = replace(registry.parse(name), collective=kind).build(16)
-    # With one rank on each node it does not matter how quick messages within a node are.
-    machine = replace(flat(3, 2, 1), inside=MessageCost(0, 0))
-    limits = bound(1600, machine, (1,) * 16, 16, kind)
+    limits = bound(1600, flat(3, 2, 1), (1,) * 16, 16, kind)
     # Of 16 segments the last one waits for the first to be 14 ranks away.
     late = (16 + 14) / 16 if kind is Collective.BROADCAST else 1
     assert limits.bandwidth * late == simulate(half, 1600, flat(0, 2)).seconds

@@ -352,6 +352,7 @@ def change_operation(content, **changes):
 WRONG = [
     (dict, {"colour": 1}, "plan.json: has a field that is not known: colour"),
     (dict, {"collective": "sendrecv"}, "collective 'sendrecv': what it promises is not known"),
+    (change_rank, {"id": 1}, "plan.json: expected one gpu for each of 2 ranks"),
     (change_rank, {"colour": 1}, "gpus[0]: has a field that is not known: colour"),
     (change_block, {"colour": 1}, "gpus[0].threadblocks[0]: has a field that is not known: colour"),
     (change_operation, {"name": "shout"}, "operation 'shout' is not known"),
