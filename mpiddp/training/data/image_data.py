@@ -237,8 +237,9 @@ class ImageFiles:
         return replace(self, transform=wrap(self.transform))
 
     def digest(self) -> bytes:
-        """Of all names, and so labels; and of the sizes and first bytes of some files."""
+        """Of all names and labels, and of the sizes and first bytes of some files."""
         digest = hashlib.sha256(self.names.numpy().data)
+        digest.update(self.labels.numpy().data)
         for position in np.linspace(0, len(self) - 1, min(LOOKS, len(self)), dtype=int):
             path = self.find_path(int(position))
             digest.update(str(path.stat().st_size).encode())
