@@ -18,8 +18,8 @@ from mpiddp.files import write_whole
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.session import Session
 from mpiddp.training.data.batches import EvaluationBatches
-from mpiddp.training.data.data_sets import EVALUATION, DataSet
-from mpiddp.training.data.samples import Batch, Key, Samples
+from mpiddp.training.data.data_sets import DataSet
+from mpiddp.training.data.samples import Batch, Samples
 from mpiddp.training.data.structure import call_model, count_samples, map_leaves
 from mpiddp.training.options.config import Configuration
 from mpiddp.training.preparation import Training, agree, load_initial, share_evaluation
@@ -181,8 +181,8 @@ def fill_up(batches: EvaluationBatches) -> Iterator[Batch]:
         yield last
     first = replace(batches, cut=replace(batches.cut, rank=0))
     if missing := len(first) - len(batches):
-        # A rank without any batch takes the first sample; all ranks can read it.
-        filler = last or next(iter(batches.reader.read([Key(EVALUATION, [0])])))
+        # A rank without any batch takes rank 0's, which is one sample; all ranks can read it.
+        filler = last or next(iter(first))
         yield from [filler._replace(weight=0.0)] * missing
 
 

@@ -260,6 +260,11 @@ class Saver:
             return ""
         return export_trained(self._training, self._exports, position)
 
+    def heed(self, is_heeded: bool) -> None:
+        """Whether TERM preempts the run, or ends the process: a script may take no more steps."""
+        if self._signals is not None:
+            self._signals.heed(is_heeded)
+
     def abandon(self) -> None:
         """After an error: signals end the process again. Not collective."""
         self._agreement.stop()

@@ -166,9 +166,7 @@ def enter_run(
                 if not export.parent.is_dir():
                     raise ConfigurationError(f"export: {export.parent} is no directory")
                 if export.is_dir():
-                    raise ConfigurationError(
-                        f"export: expected a file, found {export}, a directory"
-                    )
+                    raise ConfigurationError(f"export: {export} is a directory")
             run = run_directory.open_run(configuration, pause)
             note = keep_table(run.path)
             if note and taken is not None:

@@ -22,7 +22,7 @@ from mpiddp.training.options.config import Configuration, parse
 from mpiddp.training.records import run_directory
 from mpiddp.training.saving import Saver
 
-records: list[str | bytes] = []
+records: list[str | bytes | int] = []
 opened: list[run_directory.RunDirectory] = []
 original_open_run = run_directory.open_run
 original_take_batch = trainer.Loop.take_batch
@@ -48,6 +48,7 @@ class CutSaver(Saver):
     def restore(self) -> None:
         super().restore()
         records.append(digest_parameters(self._training.engine.module))
+        records.append(torch.initial_seed())
 
     def save_end(self) -> None:
         super().save_end()
@@ -72,7 +73,7 @@ def take_batch(loop: trainer.Loop, step: trainer.Step, *rest: Any) -> None:
     original_take_batch(loop, step, *rest)
 
 
-def run_late(session: Session, words: Sequence[str], cuts: Sequence[int]) -> list[str | bytes]:
+def run_late(session: Session, words: Sequence[str], cuts: Sequence[int]) -> list[Any]:
     """As `run`; a rank that only serves is late wherever it looks how far its workers are."""
     slowest, begin_at = Clock.slowest, Serving.begin_at
 
@@ -97,11 +98,11 @@ def run_late(session: Session, words: Sequence[str], cuts: Sequence[int]) -> lis
 
 def run(
     session: Session, words: Sequence[str], cuts: Sequence[int], to_end: bool = True
-) -> list[str | bytes]:
+) -> list[Any]:
     """Train with the command line, cut off after each of the steps, and begun again.
 
-    Returns, in their order, a digest of each sample, and digests of the parameters wherever
-    training began or was cut off.
+    Returns, in their order, a digest of each sample, digests of the parameters wherever training
+    began or was cut off, and the seed of what the model draws wherever it began.
     """
     torch.set_num_threads(1)
     records.clear()

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -62,13 +62,18 @@ class Observation:
         self.layers += 1
         self.types.add(outputs.dtype)
         self.samples.add(len(inputs[0]))
-        self.is_deterministic = torch.are_deterministic_algorithms_enabled()
+        quickest = torch.backends.cudnn.benchmark
+        self.is_deterministic = torch.are_deterministic_algorithms_enabled() and not quickest
         if outputs.dim() == 4 and outputs.shape[1] > 1:
             self.channels_last |= outputs.is_contiguous(memory_format=torch.channels_last)
 
     def list_patches(self) -> Iterator[AbstractContextManager[object]]:
         def take_step(*arguments: Any) -> Any:
-            return self.take_step(*arguments)
+            self.is_stepping = True
+            try:
+                return TAKE_STEP(*arguments)
+            finally:
+                self.is_stepping = False
 
         average = self.count("buckets", ScheduleHook._average)
         forward = self.count("computed", nn.Linear.forward)
@@ -93,13 +98,6 @@ class Observation:
 
         return weigh_and_call
 
-    def take_step(self, engine: Engine, *arguments: Any) -> Any:
-        self.is_stepping = True
-        try:
-            return TAKE_STEP(engine, *arguments)
-        finally:
-            self.is_stepping = False
-
     def count(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, whose calls are counted in the attribute."""
 
@@ -110,43 +108,31 @@ class Observation:
         return count_and_call
 
 
-@contextmanager
-def nodes_of(session: Session, size: int) -> Iterator[None]:
-    """Within it ``size`` ranks each are said to be a node."""
-    world = session.world
-    session.world = replace(
-        world,
-        node_rank=world.rank // size,
-        local_rank=world.rank % size,
-        local_size=size,
-        node_count=-(-world.size // size),
-    )
-    try:
-        yield
-    finally:
-        session.world = world
-
-
 def observe_on_nodes(
     session: Session, size: int, *command_lines: Sequence[str]
 ) -> list[Observation]:
     """As ``observe``, where ``size`` ranks each are said to be a node."""
-    with nodes_of(session, size):
+    world = session.world
+    node_rank, local_rank = divmod(world.rank, size)
+    session.world = replace(
+        world, node_rank=node_rank, local_rank=local_rank, local_size=size,
+        node_count=-(-world.size // size),
+    )  # fmt: skip
+    try:
         return observe(session, *command_lines)
-
-
-@contextmanager
-def without_dropout() -> Iterator[None]:
-    """A GPU may draw a mask by how numbers lie in memory. With another mask the test loss of a
-    small training is another by 12 % (standard deviation of 16 masks on a CPU)."""
-    with mock.patch.object(nn.Dropout, "forward", lambda layer, inputs: inputs):
-        yield
+    finally:
+        session.world = world
 
 
 def observe_compiled(session: Session, *command_lines: Sequence[str]) -> list[Observation]:
     """As ``observe``, without dropout, and without the warnings that torch's compiler has about its
-    own modules."""
-    with warnings.catch_warnings(), without_dropout():
+    own modules.
+
+    A GPU may draw a mask by how numbers lie in memory. With another mask the test loss of a small
+    training is another by 12 % (standard deviation of 16 masks on a CPU).
+    """
+    forward = mock.patch.object(nn.Dropout, "forward", lambda layer, inputs: inputs)
+    with warnings.catch_warnings(), forward:
         warnings.simplefilter("ignore")
         return observe(session, *command_lines)
 

@@ -40,6 +40,7 @@ class MadeUpSignals(PreemptionSignals):
     def __init__(self, received: signal.Signals | None = None) -> None:
         self.received = received
         self._is_heeded = False
+        self._numbers = (signal.SIGUSR2,)  # It listens already.
 
 
 class WatchedAgreement(agreement.StepAgreement):
@@ -71,15 +72,17 @@ def watched() -> Iterator[None]:
         yield
 
 
-def leave(session: Session, words: Sequence[str], last: int, *, is_called: bool = False) -> None:
-    """Train with the command line, and leave the loop after step ``last`` of each rank.
+def leave(session: Session, words: Sequence[str], last: int, *, is_called: bool = False) -> str:
+    """Train with the command line, and leave the loop after step ``last`` of each rank; returns a
+    digest of the weights that a script has then.
 
     ``is_called``: a signal has come, and all ranks have agreed to leave after that very step.
     """
     torch.set_num_threads(1)
     task, configuration = find_task(parse(list(words)), None)
     signals = MadeUpSignals()
-    handlers = RunHandlers(find_failure_handler(session), signals)
+    trainings: list[Any] = []
+    handlers = RunHandlers(find_failure_handler(session), signals, trainings.append)
     with (
         watched(),
         contextlib.closing(trainer.run_steps(configuration, task, session, handlers)) as steps,
@@ -91,6 +94,7 @@ def leave(session: Session, words: Sequence[str], last: int, *, is_called: bool 
             step.take()
             if taken == last:
                 break
+    return digest_parameters(trainings[0].engine.module)
 
 
 def train(session: Session, words: Sequence[str], signals: MadeUpSignals) -> int | None:

@@ -1,5 +1,7 @@
 """``--batch-size auto``: the largest batch that fits, found by trial."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
@@ -37,16 +39,13 @@ def test_the_size_fits_and_what_is_an_eighth_larger_does_not(most: int, limit: i
 def test_ranks_agree_on_the_smaller_limit_and_nothing_else_changes(pool, tmp_path):
     two, run = pool("openmpi", 2), tmp_path / "runs" / "found"
     words = (*LIMITED, "--base-batch", "32", "--save-every", "1epoch")
-    found = two.call(
-        trainings.run_limited, [60, 45], [*words, "--name", "found"], cwd=tmp_path
-    ).printed
+    named = [*words, "--name", "found"]
+    found = two.call(trainings.run_limited, [60, 45], named, cwd=tmp_path).printed
     # 32 fit and 64 do not; 48 do not, 40 and 44 do.
     size = read_toml(run / "config.toml")["batch_size"]
     assert 40 <= size <= 45
-    line = (
-        f"Batch size: {size} samples per rank, found by trial; more do not fit, on rank 1: no mem"
-    )
-    assert line in found
+    said = f"Batch size: {size} samples per rank, found by trial; more do not fit, on rank 1: no "
+    assert f"{said}mem" in found
     assert f"0.05 x {2 * size} samples per step / base batch 32 = " in found
     given = [*words, "--name", "given", "--batch-size", str(size)]
     assert "Batch size:" not in two.call(trainings.run, given, cwd=tmp_path).printed
@@ -85,7 +84,8 @@ def test_a_cpu_tries_no_step_that_would_take_more_than_there_is(session, monkeyp
         nn.functional.mse_loss(model(batch.inputs), batch.targets).backward()
 
     optimizer = torch.optim.SGD(model.parameters())
-    trial = StepTrial(from_keywords({"batch_size": "auto"}), session, compute, optimizer, few)
+    options = from_keywords({"batch_size": "auto", "ema": 0.9})
+    trial = StepTrial(options, session, compute, optimizer, few)
     assert trial.foresee(32) == "" and not asked
     # What was freed before, and would be used again, is measured as well.
     for _ in range(2):
@@ -95,5 +95,19 @@ def test_a_cpu_tries_no_step_that_would_take_more_than_there_is(session, monkeyp
     assert trial.foresee(64) == "" and trial.foresee(1024) == "the machine has less"
     # The hidden layer and its gradient are 4 bytes for each of its numbers and samples.
     assert 32 * numbers * 4 < asked[0] / 2 < 32 * numbers * 4 * 8
-    assert asked[1] == pytest.approx(16 * asked[0], rel=0.01)
+    copy = sum(each.nbytes for each in model.parameters())
+    assert asked[1] - copy == pytest.approx(16 * (asked[0] - copy), rel=0.01)
+    # Twice as many samples, with a reserve of 5 %, and the average of the weights.
+    trial._size, trial._bytes = 10, 10_000_000
+    assert trial.foresee(20) == "" and asked[2] == 21_000_000 + copy
     assert all(each.grad is None for each in model.parameters())
+
+
+def test_a_step_that_is_foreseen_not_to_fit_is_not_taken():
+    taken = []
+    trial = mock.Mock(foresee=lambda size: "no room" * (size > 4), explain=taken.append)
+    session = mock.Mock(gather=lambda problem: ["", problem])
+    size, line = batch_size.settle(from_keywords({}), session, trial, 9)
+    assert (size, taken) == (4, [2, 4]) and line.endswith("more do not fit, on rank 1: no room")
+    # A rank that takes no steps hears what fits the others.
+    assert batch_size.settle(from_keywords({}), session, None, 9)[0] == 9

@@ -29,8 +29,6 @@ TOY = Configuration(data="toy", samples=200, epochs=EPOCHS).resolve()
 WORDS = (
     "--data", "toy", "--samples", "200", "--epochs", str(EPOCHS), "--model", "broken_data:build",
 )  # fmt: skip
-TRACKED = "1.num_batches_tracked"
-"""Counts the batches that the model's running averages are of."""
 
 
 def compare(found: list[Any], kind: str) -> list[tuple[int, int, list[int]]]:
@@ -51,7 +49,8 @@ def test_a_step_with_a_loss_that_is_not_finite_is_left_out_on_all_ranks(sync, po
     # In one of them rank 0's own loss is finite: its buffers are those that all get at the end.
     assert {step for step, rank, _ in bad if rank == 0} < steps
     last, weights = called.values[0]
-    assert weights[TRACKED] == last["step"] - len(steps)
+    # The batches that the model's running averages are of.
+    assert weights["1.num_batches_tracked"] == last["step"] - len(steps)
     for rank in range(RANKS):
         lines = re.findall(
             rf"rank {rank} of {RANKS} on \S+: the loss is nan in step (\d+), with training samples "
@@ -87,10 +86,8 @@ def test_a_compiled_model_marks_a_bad_loss() -> None:
 
 
 def test_servers_that_do_not_wait_drop_a_bad_gradient(pool: Pools, tmp_path: Path) -> None:
-    words = [*WORDS, "--sync", "parameter-server", "--staleness", "unlimited", "--name", "free"]
-    called = pool("openmpi", RANKS).call(
-        broken_data.run, "nan", BAD, *words, "--on-nan", "skip", cwd=tmp_path
-    )
+    words = [*WORDS, "--sync", "parameter-server", "--staleness", "unlimited", "--on-nan", "skip"]
+    called = pool("openmpi", RANKS).call(broken_data.run, "nan", BAD, *words, cwd=tmp_path)
     for _, weights in called.values:
         assert all(torch.isfinite(torch.from_numpy(each)).all() for each in weights.values())
     assert "the step is left out" in called.output
@@ -101,16 +98,9 @@ def test_a_sample_that_cannot_be_read_is_left_out(pool: Pools, tmp_path: Path) -
     called = pool("openmpi", RANKS).call(broken_data.run, "unreadable", BAD, *words, cwd=tmp_path)
     for step, rank, samples in compare(called.values, "unreadable"):
         numbers = [each for each in samples if each in BAD]
-        text = (
-            f"sample {numbers[0]}" if len(numbers) == 1 else f"samples {numbers[0]}, {numbers[1]}"
-        )
-        line = (
-            f"training {text} cannot be read: OSError: [Errno 5] Input/output error; left out of "
-        )
-        assert f"{line}step {step}\n" in called.stderr[rank]
-
-
-# One rank's parts
+        text = f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} cannot be read: "
+        error = f"OSError: [Errno 5] Input/output error; left out of step {step}\n"
+        assert f"training {text}{error}" in called.stderr[rank]
 
 
 def test_skipping_ends_where_the_weights_are_not_finite() -> None:
@@ -209,7 +199,7 @@ class Uneven(BrokenFiles):
 )
 def test_a_batch_that_cannot_be_read_names_the_step(files, skips, message):
     training: Any = SimpleNamespace(
-        batches=make_training_batches(Samples(files, skips=skips), Cut(2)),
+        batches=make_training_batches(Samples(files, skips=skips), Cut(2, 0, 1)),
         configuration=SimpleNamespace(on_bad_sample="skip" if skips else "stop"),
         session=SimpleNamespace(world=SimpleNamespace(rank=0)),
         workers=(0,),

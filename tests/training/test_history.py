@@ -65,14 +65,14 @@ def test_rows_of_steps_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_stages_are_those_of_one_step(tmp_path: Path) -> None:
-    rows = [row(1, stages={"read": 0.5, "update": 1.0}), row(2, stages={"read": 0.1}), row(3)]
     # The later attempt counts, and half a row of a running job is left out.
-    rows[1:1] = [row(2, loss=7.0, stages={"read": 1.0})]
+    rows = [row(1, stages={"read": 0.5, "update": 1.0}), row(2, loss=7.0, stages={"read": 1.0})]
+    rows += [row(2, step=11, stages={"read": 0.1}), row(3)]
     (history,) = read_histories([str(write_run(tmp_path / "run", rows, '{"epoch": 4, "st'))])
     assert history.find_values("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     none = dict.fromkeys(STAGES, 0.0)
     found = history.find_stages()
-    assert found == [(1, {**none, "read": 50.0, "update": 100.0}), (2, {**none, "read": 10.0})]
+    assert found == [(1, {**none, "read": 50.0, "update": 100.0}), (2, {**none, "read": 100.0})]
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_run_of_one_epoch_has_a_curve(tmp_path, monkeypatch, capsys):
     fine, epoch = axis.get_lines()
     # The mean of each three neighbours.
     assert list(fine.get_ydata()) == [1.0] * curves.FINEST
-    assert 0 < fine.get_xdata()[0] < fine.get_xdata()[-1] < 1
+    assert fine.get_xdata()[[0, -1]] == pytest.approx([2 / count, (count - 1) / count])
     assert list(epoch.get_ydata()) == [0.9]
     monkeypatch.chdir(tmp_path)
     plot.main(["fine", "point"])

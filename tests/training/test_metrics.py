@@ -43,25 +43,14 @@ from mpiddp.training.trainer import train
 from pool import Pools
 
 ROW = Row(
-    attempt=1,
-    epoch=1,
-    step=45,
-    loss=0.2345674,
-    metrics={"accuracy": 0.92344},
-    learning_rate=0.05,
-    samples_per_second=1000.0,
-    seconds=1.5,
-)
+    attempt=1, epoch=1, step=45, loss=0.2345674, metrics={"accuracy": 0.92344}, learning_rate=0.05,
+    samples_per_second=1000.0, seconds=1.5,
+)  # fmt: skip
 
 TIMES = {
-    "seconds",
-    "samples_per_second",
-    "stages",
-    "data_seconds",
-    "bandwidth",
-    "host_memory",
+    "seconds", "samples_per_second", "stages", "data_seconds", "bandwidth", "host_memory",
     "evaluate_seconds",
-}
+}  # fmt: skip
 """Values of a row that differ between two runs."""
 
 STEPS_ROW = StepsRow(
@@ -118,8 +107,7 @@ def test_sums_are_the_same_now_and_later() -> None:
     def count_positive(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
         return (outputs > 0).sum() if targets.any() else 0
 
-    cpu = torch.device("cpu")
-    now, later = (Totals(cpu, {"positive": count_positive}) for _ in range(2))
+    now, later = (Totals(CPU, {"positive": count_positive}) for _ in range(2))
     # As a GPU, whose values are not read in each step.
     later._defers = True
     for step in range(5):
@@ -134,6 +122,8 @@ def test_sums_are_the_same_now_and_later() -> None:
     assert not any(later._sums[:2])
     assert torch.equal(now.sums, later.sums)
     assert now.sums[1:].tolist() == [35, 1, 2 * int((outputs > 0).sum())]
+    with pytest.raises(ValueError, match=r"expected 4 sums, found shape \(3,\)"):
+        now.load(later.sums[:3])
 
 
 @contextlib.contextmanager
@@ -189,15 +179,11 @@ def test_the_line_of_staleness() -> None:
 )
 def test_the_first_lines(device: str, nodes: list[int], first: str, product: str) -> None:
     lines = describe_start(device, nodes, "node001", batch_size=64, workers=sum(nodes))
-    assert lines[:3] == [
-        f"Starting distributed training on {first}",
-        product,
-        "Master node: node001",
-    ]
+    begin = f"Starting distributed training on {first}"
+    assert lines[:3] == [begin, product, "Master node: node001"]
     total = 64 * sum(nodes)
-    assert re.fullmatch(
-        rf"Effective batch: 64 samples per rank x \d+ ranks? = {total} samples per step", lines[3]
-    )
+    batch = rf"Effective batch: 64 samples per rank x \d+ ranks? = {total} samples per step"
+    assert re.fullmatch(batch, lines[3])
 
 
 def test_a_log_is_appended_to(tmp_path: Path) -> None:
@@ -253,16 +239,12 @@ def test_ranks_are_joined_by_their_node() -> None:
     ]
     first, second = add_costs(ROW, ranks).network or ()
     assert second == {"host": "b", "counted_bytes": 1, "interfaces": counts}
-    line = "Network of a: 8.0 MB counted; eth0 sent 9.0 MB and received 7.0 MB"
-    assert describe(first) == line
+    assert describe(first) == "Network of a: 8.0 MB counted; eth0 sent 9.0 MB and received 7.0 MB"
     assert add_costs(ROW, [replace(ranks[0], network=None)]).network is None
 
 
-STEPS = 100
-
-
 def make_rank(
-    read: float = 0.0, forward: float = 1.0, waited: float = 0.0, steps: int = STEPS
+    read: float = 0.0, forward: float = 1.0, waited: float = 0.0, steps: int = 100
 ) -> RankCosts:
     seconds = [0.0] * len(StepStage)
     seconds[StepStage.READ], seconds[StepStage.FORWARD] = read, forward
@@ -378,9 +360,6 @@ def test_the_numbers_of_a_row_have_names() -> None:
     assert "test_loss" not in values and "parameters" not in values and "step" not in values
 
 
-# A library that is made up
-
-
 class Client:
     """Notes what it is told; fails, or does not answer, where it is to."""
 
@@ -455,13 +434,9 @@ def test_weights_and_biases_is_called_as_its_documentation_says(monkeypatch):
         ]
 
 
-# From the trainer
-
-
 def run_trainer(session: Session, folder: Path, *words: str) -> None:
     common = ["--data", "toy", "--samples", "200", "--epochs", "2", "--name", "first"]
-    configuration = parse([*common, "--runs-dir", str(folder), *words])
-    train(configuration, session, FailureHandler())
+    train(parse([*common, "--runs-dir", str(folder), *words]), session, FailureHandler())
 
 
 def test_the_trainer_tells_each_epoch(client, session, tmp_path, monkeypatch):
@@ -472,9 +447,6 @@ def test_the_trainer_tells_each_epoch(client, session, tmp_path, monkeypatch):
     names = {"steps/epochs", "steps/loss", "steps/accuracy", "steps/learning_rate", "steps/epoch"}
     assert client.logged[3][0].keys() == names
     assert client.ends == [True]
-
-
-# The libraries themselves
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ import kinds
 import observed
 import trainings
 from mpiddp.errors import ConfigurationError
+from mpiddp.launch.session import Session
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.wrapping import engine
+from mpiddp.training.wrapping import engine, overlap
+from mpiddp.training.wrapping.fsdp import shard
 from mpiddp.training.wrapping.parameters import check_parameters
 from observed import Observation
 from pool import Pools
@@ -136,9 +139,8 @@ def test_each_node_may_have_a_whole_copy(pool: Pools, tmp_path: Path) -> None:
         [*TOY, "--name", "plain", "--export", "plain.pt"],
         [*TOY, *SHARDED, "--shard-within", "node", "--name", "hybrid", "--export", "hybrid.pt"],
     ]
-    called = pool("openmpi", 4).call(
-        observed.observe_on_nodes, 2, *lines, timeout=120, cwd=tmp_path
-    )
+    four = pool("openmpi", 4)
+    called = four.call(observed.observe_on_nodes, 2, *lines, timeout=120, cwd=tmp_path)
     for found in called.values:
         # The row is one of two epochs.
         assert [2 * each for each in found[1].row["sent_bytes"]] == 4 * [found[1].sent] != [0] * 4
@@ -161,6 +163,8 @@ def test_how_a_model_is_computed_leaves_the_result(pool: Pools, tmp_path: Path) 
         "again": (*TOY, "--activation-checkpointing", *small),
         "sharded-again": (*TOY, "--activation-checkpointing", *SHARDED),
         "deterministic": (*TOY, "--deterministic"),
+        "searched": (*TOY, "--batch-size", "auto"),
+        "searched-again": (*TOY, "--batch-size", "auto", "--activation-checkpointing", *small),
         "images": IMAGES,
         "last": (*IMAGES, "--channels-last"),
     }
@@ -173,6 +177,9 @@ def test_how_a_model_is_computed_leaves_the_result(pool: Pools, tmp_path: Path) 
     assert seen["plain"].computed == done
     assert seen["again"].computed == done + STEPS * LAYERS + REHEARSED * LAYERS
     assert seen["sharded-again"].computed == 2 * STEPS * LAYERS + seen["plain"].predictions
+    # Also where a batch size is looked for.
+    predictions, computed = seen["searched"].predictions, seen["searched"].computed
+    assert seen["searched-again"].computed == 2 * (computed - predictions) + predictions
     assert not seen["plain"].is_deterministic
     assert seen["deterministic"].is_deterministic
     assert not seen["images"].channels_last
@@ -241,6 +248,33 @@ def test_dp_takes_the_gpus_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
     session: Any = SimpleNamespace(gpus=(2, 0))
     found: Any = engine._spread(nn.Flatten(), session)
     assert found[1] == (2, 0)
+
+
+def test_fsdp_needs_gpus_of_their_own_on_all_ranks_or_none() -> None:
+    session: Any = SimpleNamespace(device=torch.device("cuda"), backend="gloo")
+    for others, message in ((False, "nccl or .* found gloo"), (True, "GPUs for all .* found both")):
+        session.any = lambda mine, others=others: mine or others
+        with pytest.raises(ConfigurationError, match=f"^parallel: fsdp expected {message}"):
+            shard(nn.Linear(1, 1), session, Configuration(parallel="fsdp"))
+
+
+def time_passes(session: Session, path: Path) -> None:
+    """Measure the overlap with passes that write their numbers down."""
+    numbers = iter(range(99))
+    with path.open("ab", buffering=0) as file:
+        overlap.measure(mock.Mock(), lambda: file.write(bytes([next(numbers)])), session.device)
+
+
+def test_a_pass_is_timed_when_all_ranks_have_ended_the_one_before(pool, tmp_path):
+    pool("openmpi", 2).call(time_passes, tmp_path / "passes")
+    passes = list((tmp_path / "passes").read_bytes())
+    assert passes == sorted(passes) and len(passes) == 2 * 2 * overlap.ROUNDS
+
+
+def test_overlap_needs_an_mpi_that_threads_may_call():
+    replica = SimpleNamespace(hook=SimpleNamespace(can_overlap=False))
+    with pytest.raises(ConfigurationError, match="--overlap on: expected an MPI library with MPI"):
+        overlap.settle(Configuration(overlap="on"), replica, None)
 
 
 @pytest.mark.parametrize("name", REFUSED)

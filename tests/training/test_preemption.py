@@ -24,8 +24,6 @@ from mpiddp.training.options.config import Configuration
 from pool import Pool, Pools
 from trainings import read_rows
 
-# Trainings
-
 
 def preempt(
     ranks: Pool, folder: Path, words: list[str], calls: list[tuple[int, int]], most: int

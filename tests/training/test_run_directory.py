@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,22 +35,20 @@ PAUSES = 5
 
 def enter(session: Session) -> tuple[str, int]:
     """Enter the run ``a``; returns its path, and how many broadcasts this rank took part in."""
-    acquire, broadcast, count = DirectoryLock.acquire, session.broadcast, 0
+    acquire, broadcast = DirectoryLock.acquire, mock.Mock(wraps=session.broadcast)
+    sleep = mock.Mock(wraps=time.sleep)
 
     def acquire_late(*values: Any, pause: Callable[[float], object], **more: Any) -> DirectoryLock:
         for _ in range(PAUSES):
-            pause(0)
+            pause(0.00123)
+        assert sleep.mock_calls.count(mock.call(0.00123)) == PAUSES
         return acquire(*values, pause=pause, **more)
-
-    def count_broadcasts(value: Any) -> Any:
-        nonlocal count
-        count += 1
-        return broadcast(value)
 
     with contextlib.ExitStack() as stack:
         for where, name, new in (
             (DirectoryLock, "acquire", acquire_late),
-            (session, "broadcast", count_broadcasts),
+            (session, "broadcast", broadcast),
+            (time, "sleep", sleep),
         ):
             stack.enter_context(mock.patch.object(where, name, new))
         handler = find_failure_handler(session)
@@ -57,7 +56,7 @@ def enter(session: Session) -> tuple[str, int]:
     handler.entered_runs.discard(run.state.directory)
     if run.opened is not None:
         run.opened.close()
-    return str(run.state.directory), count
+    return str(run.state.directory), broadcast.call_count
 
 
 JOB = (
@@ -276,9 +275,7 @@ def test_where_a_run_will_be_is_known_before(configuration, monkeypatch):
 
 def test_no_rank_times_out_while_rank_0_waits_for_the_lock(pool) -> None:
     # Each broadcast has the session's timeout for itself.
-    path = str(Path("runs", "a"))
-    result = pool("openmpi", 2).call(enter)
-    assert result.values == [(path, PAUSES + 1)] * 2
+    assert pool("openmpi", 2).call(enter).values == [("runs/a", PAUSES + 1)] * 2
 
 
 def write_table(path: Path, most: int) -> Path:

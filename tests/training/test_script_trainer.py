@@ -16,14 +16,17 @@ from torch import nn
 
 import interrupted
 import launchers
+import preempted
 import trainings
 from mpiddp import models
+from mpiddp.checkpoints.packing import unpack
 from mpiddp.checkpoints.storage import directory
 from mpiddp.checkpoints.storage.finding import Found
 from mpiddp.checkpoints.storage.manifest import read_manifest
 from mpiddp.checkpoints.storage.shards import read_shards
 from mpiddp.errors import CheckpointError, ConfigurationError, MpiddpError
 from mpiddp.launch.failure.failure import FailureHandler
+from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process.outcome import read_outcome
 from mpiddp.training import Task, Trainer, exported_weights
@@ -57,10 +60,8 @@ def test_a_script_trains_as_the_command_does(session: Session) -> None:
     assert own.row is not None and own.row.parameters == expected.parameters
     assert numbers == [(1 + n // 10, n + 1, 16) for n in range(20)]
     read = [Path("runs", each, "config.toml").read_text() for each in ("command", "loop")]
-    assert (
-        read[0].replace('"command"', '"loop"').replace('resume = "auto"', 'resume = "never"')
-        == read[1]
-    )
+    same = read[0].replace('"command"', '"loop"').replace('resume = "auto"', 'resume = "never"')
+    assert same == read[1]
 
 
 def test_a_step_computes_what_the_script_says(session: Session) -> None:
@@ -107,8 +108,9 @@ def test_a_loop_that_is_left_is_a_normal_end(is_taken, session, capsys):
     assert again.row is not None and again.row.epoch == 1
     said = f"Finished before: left after step {last} (run directory runs/left)\n"
     assert capsys.readouterr().out == said
-    # It can be gone on from, and ends as one that was not left.
+    # It can be gone on from, with the time of the epoch so far, and ends as one that was not left.
     source = f"runs/left/checkpoints/step-{last}"
+    assert unpack(read_shards(Path(source), "epoch."))["seconds"] > 0
     row = Trainer(**{**SMALL, "resume": source}, name="right").fit()
     assert row.parameters == Trainer(**SMALL, name="whole").fit().parameters
 
@@ -130,21 +132,27 @@ def test_rows_of_steps_are_written_with_the_checkpoint_that_has_them(session, mo
     assert found == [[1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5]]
 
 
-def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session: Session) -> None:
+def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session, monkeypatch):
+    signals = preempted.MadeUpSignals()
+    monkeypatch.setattr(session, "signals", signals)
+
     def fail(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError("no loss")
 
-    def run() -> None:
-        for step in Trainer(**SMALL, name="failed").steps():
+    steps = Trainer(**SMALL, name="failed").steps()
+    for _ in range(2):
+        step = next(steps)
+        assert signals._is_heeded
+        with pytest.raises(ValueError, match="no loss"):
             step.take(fail)
-
-    with pytest.raises(ValueError, match="no loss"):
-        run()
-    # TERM ends a script that goes on after the error.
-    assert session.signals is None or not session.signals._is_heeded
+        # TERM ends a script that goes on after the error.
+        assert not signals._is_heeded
     session.do_postponed()
     assert read_outcome(Path("runs/failed")) is None
     assert not list(Path("runs/failed/checkpoints").glob("step-*"))
+    # And one that goes on after a training.
+    Trainer(**SMALL).fit()
+    assert not signals._is_heeded
 
 
 @pytest.mark.parametrize("before", ["framework", "parameter-server"])
@@ -172,6 +180,14 @@ def test_a_full_disk_at_the_end_does_not_lose_the_weights(session, monkeypatch):
     with pytest.raises(MpiddpError, match=r"could not be written: .*No space left on device"):
         Trainer(**SMALL, name="full", export="full.pt").fit()
     assert torch.load("full.pt", weights_only=True)
+    # A run that is to stop then does not train on until another checkpoint is due.
+    steps = Trainer(**SMALL, save_every="2steps", on_save_error="stop").steps()
+    for _ in range(3):
+        step = next(steps)
+        assert wait_until(lambda step=step: not step._loop.saver._checkpointer.is_busy, 60)
+        step.take()
+    with pytest.raises(MpiddpError, match=r"could not be written: .*No space left on device"):
+        next(steps)
 
 
 def test_weights_that_cannot_be_written_do_not_lose_the_last_checkpoint(session, monkeypatch):
@@ -266,9 +282,8 @@ def test_a_script_predicts_with_what_was_trained(session: Session) -> None:
     scores = trainer.predict(torch.from_numpy(tests.features))
     right = (scores.argmax(dim=1) == torch.from_numpy(tests.labels)).sum().item()
     assert row.test_accuracy == right / len(tests) == row.list_values()["test_accuracy"]
-    assert row.accuracy == row.metrics["accuracy"] and copy.copy(row) == pickle.loads(
-        pickle.dumps(row)
-    )
+    assert row.accuracy == row.metrics["accuracy"]
+    assert copy.copy(row) == pickle.loads(pickle.dumps(row))
     with pytest.raises(AttributeError, match="no 'acuracy'; its metrics are accuracy, test_acc"):
         _ = row.acuracy
     # The average, as it is exported, and a model that is not the trainer's.

@@ -130,9 +130,6 @@ def test_on_a_gpu_the_time_of_calls_is_that_of_its_stream(monkeypatch: pytest.Mo
     assert clock.costs.exchange_seconds == 7
 
 
-# On real ranks
-
-
 @contextlib.contextmanager
 def made_up_time(session: Session) -> Iterator[Callable[[float], None]]:
     """A made-up clock: a stage takes 1 ms, communication lasts until all ranks are there. The

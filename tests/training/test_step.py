@@ -140,9 +140,8 @@ def test_groups_of_modules_go_by_their_own_parameters(least, names):
     assert find_groups(model, 100) == [model.get_submodule("c.inner")]
     assert list(find_innermost(groups)) == groups
     # What two modules share is no group's, since neither contains the other.
-    total = sum(each.numel() for each in model.parameters())
     counts = count_parameters(model, groups)
-    assert sum(counts) == total
+    assert sum(counts) == sum(each.numel() for each in model.parameters())
     assert counts[-1] >= 24
 
 
@@ -242,9 +241,10 @@ def test_a_schedule_of_ones_own_multiplies_the_peak_and_the_warm_up() -> None:
     assert [rate(step) for step in range(10)] == pytest.approx(
         [2 * 0.5, 2 * 0.9, *(2 * (1 - step / 10) for step in range(2, 10))]
     )
-    for bad in (lambda step, steps: -1, lambda step, steps: math.nan, lambda step, steps: None):
-        with pytest.raises(ConfigurationError, match=r"^schedule: .* in step 0 of 10"):
-            make_learning_rate(options, 5, 16, bad)
+    # In the first step or the last one; in others a factor of 10.
+    for bad in ({0: -1.0}, {0: math.nan}, {0: None}, {9: math.nan}):
+        with pytest.raises(ConfigurationError, match=rf"^schedule: .* in step {min(bad)} of 10"):
+            make_learning_rate(options, 5, 16, bad.get)
 
 
 WORKERS = (0, 2, 5)
@@ -258,6 +258,7 @@ GPU = torch.device("cuda", 1)
 def test_a_rank_or_a_random_one_is_read_and_nothing_else(text):
     assert parse_straggler("3=4") == Straggler(3, 4.0)
     assert parse_straggler("random=1.5") == Straggler(None, 1.5)
+    assert straggler.describe_straggler(Straggler(3, 4.0)).startswith("Straggler: rank 3, whose")
     with pytest.raises(ConfigurationError) as caught:
         parse_straggler(text)
     assert str(caught.value).endswith(f"for example 0=4 or random=4, found {text!r}")

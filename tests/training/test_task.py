@@ -311,8 +311,7 @@ def test_the_same_numbers_train_the_same_model_in_any_structure(options, pool, t
     for rows in called.values:
         assert len(rows) == len(structured.FORMS) + len(structured.STREAMS)
         assert set(rows.values()) == {rows["one tensor"]}
-    said = read_rows(tmp_path / "runs/a dict")[-1]
-    assert said["test_accuracy"] > 0.5
+    assert read_rows(tmp_path / "runs/a dict")[-1]["test_accuracy"] > 0.5
 
 
 def test_a_step_is_cut_in_all_tensors() -> None:
@@ -329,7 +328,8 @@ def test_arrays_by_name_are_moved_to_a_device_whole(monkeypatch: pytest.MonkeyPa
     arrays = {"a": np.arange(5.0), "b": np.arange(10).reshape(5, 2)}
     split = Split(arrays, np.arange(5))
     moved = device_data.move(split, torch.device("cpu"))
-    for found in (moved.read([3, 1]), Samples(split).read(Key(1, [3, 1]))[:2]):
+    read = [Samples(each).read(Key(1, [3, 1])) for each in (split, replace(split, augment=dict))]
+    for found in (moved.read([3, 1]), *read):
         assert found[0]["a"].tolist() == found[1].tolist() == [3, 1]
         assert found[0]["b"].tolist() == [[6, 7], [2, 3]]
     assert device_data.fits(split, 5 * 32 * 10) and not device_data.fits(split, 5 * 32 * 10 - 1)

@@ -39,9 +39,6 @@ def configuration(tmp_path: Path) -> Configuration:
     ).resolve()
 
 
-# In this process
-
-
 def run(configuration: Configuration, session: Session) -> Row:
     return train(configuration, session, FailureHandler())
 
@@ -122,16 +119,11 @@ def test_evaluation_is_the_mean_over_samples_whatever_the_batches(session: Sessi
     loss = nn.functional.cross_entropy(outputs, labels).item()
     accuracy = (outputs.argmax(dim=1) == labels).double().mean().item()
     for size in (1, 7, len(labels)):
-        batches = [
-            Batch(*each) for each in zip(features.split(size), labels.split(size), strict=True)
-        ]
+        batches = map(Batch, features.split(size), labels.split(size))
         average = evaluate(Task(), model, batches, torch.device("cpu"))
         assert average.samples == len(labels)
         assert average.metrics == {"accuracy": accuracy}
         assert math.isclose(average.loss, loss, rel_tol=1e-6)
-
-
-# In real jobs
 
 
 def launch(
@@ -232,13 +224,11 @@ def test_ranks_that_were_told_different_things_are_refused(pool: Pools, tmp_path
 
 
 def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_path: Path) -> None:
-    words = [*TOY, "--name", "toy", "--learning-rate", "1e30"]
-    result, run = launch("openmpi", 1, tmp_path, *words).expect(1), tmp_path / "runs" / "toy"
+    words, run = [*TOY, "--name", "toy"], tmp_path / "runs" / "toy"
+    result = launch("openmpi", 1, tmp_path, *words, "--learning-rate", "1e30").expect(1)
     assert result.stderr.count("training has diverged") == 1
     outcome = read_outcome(run)
-    assert outcome["code"] == 1
-    assert outcome["step"] > 0
-    words = [*TOY, "--name", "toy"]
+    assert outcome["code"] == 1 and outcome["step"] > 0
     pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     outcome = read_outcome(run)
     assert (outcome["code"], outcome["attempt"]) == (0, 2)
@@ -246,5 +236,4 @@ def test_a_run_that_failed_says_so_and_can_be_started_again(pool: Pools, tmp_pat
     for said in pool("openmpi", 2).call(trainings.refuse, *words, cwd=tmp_path).values:
         assert "has finished and is not overwritten" in said
     assert (run / "metrics.jsonl").read_bytes() == before
-    outcome = read_outcome(run)
-    assert outcome["code"] == 0
+    assert read_outcome(run)["code"] == 0

@@ -12,13 +12,14 @@ from torch import nn
 
 import trainings
 from mpiddp.checkpoints.plain_weights import WeightSelection, load_weights
+from mpiddp.errors import ConfigurationError
 from mpiddp.export import export
 from mpiddp.launch.session import Session
 from mpiddp.training.data.data_sets import DataSet, load
 from mpiddp.training.evaluation import predict_all, write_predictions
 from mpiddp.training.exported_weights import Exports, digest_parameters
 from mpiddp.training.options.config import Configuration
-from mpiddp.training.prediction import write_outputs
+from mpiddp.training.prediction import read_samples, write_outputs
 from mpiddp.training.run_state import Position
 from mpiddp.training.task import models
 from mpiddp.training.task.task import Task
@@ -36,9 +37,11 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(pool, tmp_pat
     words = [*SMALL, "--name", "first", "--export", "first.pt"]
     called = pool("openmpi", 2).call(trainings.run, words, cwd=tmp_path)
     assert "Weights written: first.pt\n" in called.printed
-    refused = [*SMALL, "--name", "refused", "--export", "absent/w.pt"]
-    for said in pool("openmpi", 2).call(trainings.refuse, *refused, cwd=tmp_path).values:
-        assert said.startswith("2: export: absent is no directory")
+    (tmp_path / "there.pt").mkdir()
+    for path, problem in (("absent/w.pt", "absent is no directory"), ("there.pt", "there.pt is")):
+        refused = [*SMALL, "--name", "refused", "--export", path]
+        for said in pool("openmpi", 2).call(trainings.refuse, *refused, cwd=tmp_path).values:
+            assert said.startswith(f"2: export: {problem}")
     assert not (tmp_path / "runs" / "refused").exists()
 
     data = load(Configuration(data="toy", samples=215))
@@ -72,6 +75,9 @@ def test_weights_are_exported_and_evaluated_by_any_number_of_ranks(pool, tmp_pat
     expected = outputs[:7].softmax(dim=1).max(dim=1)
     assert [int(row["predicted"]) for row in rows] == expected.indices.tolist()
     assert [float(row["probability"]) for row in rows] == pytest.approx(expected.values.tolist())
+    np.save(tmp_path / "objects.npy", np.array([None]))  # Reading them may run any code.
+    with pytest.raises(ConfigurationError, match=r"cannot read .*objects.npy: Object arrays"):
+        read_samples(str(tmp_path / "objects.npy"))
     write_outputs(tmp_path / "own.csv", Task(loss=nn.MSELoss()), torch.tensor([[1.0, 2.0]]))
     assert (tmp_path / "own.csv").read_text() == "sample,output_0,output_1\n0,1.0,2.0\n"
 
@@ -105,6 +111,8 @@ def test_samples_that_cannot_be_read_have_no_row_and_others_keep_their_numbers(
     rows = list(csv.DictReader((tmp_path / "found.csv").read_text().splitlines()))
     assert [row["sample"] for row in rows] == [row["class"] for row in rows] == list("0234")
     assert average.samples == 4
+    # What no weights are given for follows the seed, as in training.
+    assert predict_all(configuration, task, session) == (average, parts)
     assert "test sample 1 cannot be read" in capsys.readouterr().err
 
 
@@ -125,10 +133,8 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 def test_a_training_begins_with_given_weights(pool: Pools, tmp_path: Path) -> None:
     torch.manual_seed(5)
     given = {name: torch.randn_like(each) for name, each in make_mlp().items()}
-    torch.save(
-        {"model_state_dict": {f"module.{name}": each for name, each in given.items()}},
-        tmp_path / "given.pt",
-    )
+    state = {f"module.{name}": each for name, each in given.items()}
+    torch.save({"model_state_dict": state}, tmp_path / "given.pt")
     lines = [
         [*STILL, *options, "--name", name, "--export", f"{name}.pt", "--weights", "given.pt"]
         for name, options in WAYS.items()
@@ -208,9 +214,7 @@ def test_the_newest_file_is_the_latest_whoever_is_ready_first(tmp_path: Path) ->
     exports = Exports(tmp_path / "checkpoint_epoch_{epoch}.safetensors")
     steps = {3: Position(epoch=2, step=3), 2: Position(epoch=1, samples=4, step=2)}
     paths = {step: exports.name_file(position) for step, position in steps.items()}
-    assert [path.name for path in paths.values()] == [
-        f"checkpoint_epoch_{epoch}.safetensors" for epoch in (1, 1)
-    ]
+    assert [path.name for path in paths.values()] == ["checkpoint_epoch_1.safetensors"] * 2
     latest = tmp_path / "latest.safetensors"
     end = exports.name_file(Position(epoch=4, step=9))
     assert exports.describe(end, 9) == f"Weights written: {end}, also as {latest}"

@@ -24,8 +24,8 @@ class Cut:
 
     batch_size: int
     """Samples of a rank and step."""
-    rank: int = 0
-    ranks: int = 1
+    rank: int
+    ranks: int
     drops_last: bool = False
     """Whether a last step with fewer samples is left out."""
 

@@ -195,7 +195,7 @@ class Samples(Dataset[Answer]):
         if problem is not None and (not self.skips or not good):
             return None, problem
         try:
-            return self.read(key._replace(positions=good, is_last=False)), problem
+            return self.read(key._replace(positions=good)), problem
         except Exception as error:  # Each can be read: it is torch's collation that raises.
             text = " ".join(f"{type(error).__name__}: {error}".split())
             what = f"{self.what} {describe_numbers(good)} do not make a batch: {text}"

@@ -122,8 +122,8 @@ class LocalUpdate:
         self._step = 0
         self._sparse = list(list_sparse(module).values())
         """Parameters with sparse gradients."""
-        self._has_looked = False
-        """Whether the first gradients have shown all of them."""
+        self._unseen = list(module.parameters())
+        """All, until the first gradients have shown which others are sparse."""
 
     @property
     def average(self) -> MovingAverage | None:
@@ -150,8 +150,10 @@ class LocalUpdate:
         rate, optimizer = self._rate(step), self.optimizer
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get(LR_SHARE, 1.0)
-        if not treatment.keeps_sparse and (self._sparse or not self._has_looked):
-            self._make_dense()
+        if not treatment.keeps_sparse and (self._sparse or self._unseen):
+            self._sparse += make_dense(self._unseen)
+            self._unseen = []
+            make_dense(self._sparse)
         scaler = treatment.scaler
         if scaler is not None:
             scaler.unscale_(optimizer)
@@ -167,12 +169,6 @@ class LocalUpdate:
 
     def _follow(self, average: MovingAverage, step: int) -> None:
         average.update(step)
-
-    def _make_dense(self) -> None:
-        if not self._has_looked:
-            self._has_looked = True
-            self._sparse += make_dense(self._module.parameters())
-        make_dense(self._sparse)
 
     staleness = None
 
