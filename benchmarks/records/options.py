@@ -147,7 +147,7 @@ class RunOptions(Generic[T]):
 OTHER_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "launchers": {
         "`-n N`, `-np N`, `--np N`, `--nproc N`, `--nproc-per-node N`, `--ntasks N`, "
-        "`--num-processes N`, `--num-gpus N`, `--nranks N`": "`--ranks N`",
+        "`--num-processes N`, `--num-gpus N`, `--nranks N`": "`--ranks N`"
     },
     "nccl-tests": {
         "`-b SIZE`, `--minbytes SIZE`, `-e SIZE`, `--maxbytes SIZE`, `-f N`, `--stepfactor N`, "

@@ -41,10 +41,7 @@ class Output:
 
 @contextmanager
 def open_output(
-    benchmark: str,
-    options: RunOptions[Any],
-    launcher: DescribedLauncher,
-    more: str = "",
+    benchmark: str, options: RunOptions[Any], launcher: DescribedLauncher, more: str = ""
 ) -> Iterator[Output]:
     """Print the heading and open the record; at the end, also by an error, write the tables
     and the pictures."""

@@ -81,9 +81,7 @@ class Job:
             self.files = _name_logs(options.job_log)
             self._error_start = os.path.getsize(self.files.error)
         launch = Launch(
-            self.plan.kind,
-            starts_ranks=options.launcher != NONE,
-            is_local=self.plan.layout is None,
+            self.plan.kind, starts_ranks=options.launcher != NONE, is_local=self.plan.layout is None
         )
         launch.listen()
         self._announce()

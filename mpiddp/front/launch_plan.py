@@ -10,14 +10,7 @@ from typing import Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.front.allocation import (
-    Allocation,
-    Node,
-    ask,
-    read_allocation,
-    read_number,
-    read_record,
-)
+from mpiddp.front.allocation import Allocation, Node, ask, read_allocation, read_number, read_record
 from mpiddp.front.hosts import schedulers
 from mpiddp.front.hosts.agents import find_agent
 from mpiddp.front.hosts.reachability import Answers, Question, ask_hosts, is_own

@@ -10,13 +10,7 @@ from pathlib import Path
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.launch.launcher.programs import (
-    INTEL_MPI,
-    MPICH,
-    OPEN_MPI,
-    LauncherKind,
-    find_mpirun,
-)
+from mpiddp.launch.launcher.programs import INTEL_MPI, MPICH, OPEN_MPI, LauncherKind, find_mpirun
 
 NAMES = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
 """In the order in which mpi4py's wheel tries them."""

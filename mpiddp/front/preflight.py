@@ -112,10 +112,7 @@ def _read_errors(files: Files) -> str:
 
 
 def find_bad_hosts(
-    faults: Sequence[Fault],
-    hosts: Sequence[str],
-    layout: JobLayout | None,
-    options: FrontOptions,
+    faults: Sequence[Fault], hosts: Sequence[str], layout: JobLayout | None, options: FrontOptions
 ) -> tuple[tuple[str, ...], str]:
     """The hosts to leave out, and how many passed, ``3 of 4 nodes``.
 

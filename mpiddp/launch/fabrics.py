@@ -185,9 +185,7 @@ def _check_names(where: str, names: Sequence[str], known: Collection[str]) -> No
 
 
 def find_fabrics(
-    table: FabricTable,
-    variables: Mapping[str, str] = os.environ,
-    root: Path = ROOT,
+    table: FabricTable, variables: Mapping[str, str] = os.environ, root: Path = ROOT
 ) -> NodeFabrics:
     """Look at this node."""
     fabrics = _find_fabrics(table.fabrics, root)

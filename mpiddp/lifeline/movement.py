@@ -36,10 +36,7 @@ class Movement:
     it is in a collective, or in a pass that may have called one."""
 
     def __init__(
-        self,
-        progress: Progress,
-        seconds: float,
-        find_step: Callable[[], int | None] = lambda: None,
+        self, progress: Progress, seconds: float, find_step: Callable[[], int | None] = lambda: None
     ) -> None:
         """``seconds``: after which the job has stalled. ``find_step``: the step that is being made,
         None between steps."""

@@ -11,7 +11,7 @@ import pytest
 from test_history import row, write_run
 
 import browser
-from benchmarks.records.schema import Cell, RecordWriter, open_record
+from benchmarks.records.schema import Cell, open_record
 from benchmarks.study import explain
 from benchmarks.study import reporting as command
 from browser import Page
@@ -62,15 +62,12 @@ def wrong_results(folder: Path) -> Path:
     with open_record(folder / "wrong.jsonl", "planted", ENVIRONMENT, {}) as record:
         for each in cells:
             record.add(each)
-        _refuse(record)
+        need = f"needs a GPU for each rank, and {LONG} has none"
+        record.refuse("all-reduce", "NCCL", need, ranks=8)
+        record.fail("all-reduce", "mpiddp two-level, mpi, private", f"rank 3 on {LONG} was lost")
     other = make_cells(replace(planted, seed=2))
     path = write_record(folder / "other.jsonl", other, processor=f"Processor of {LONG}")
     return make_report(folder, folder / "wrong.jsonl", path)
-
-
-def _refuse(record: RecordWriter) -> None:
-    record.refuse("all-reduce", "NCCL", f"needs a GPU for each rank, and {LONG} has none", ranks=8)
-    record.fail("all-reduce", "mpiddp two-level, mpi, private", f"rank 3 on {LONG} was lost")
 
 
 def runs(*names: str) -> Callable[[Path], Path]:

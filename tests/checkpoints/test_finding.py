@@ -65,12 +65,9 @@ def replace_by_folder(path: Path, _: float) -> None:
     path.mkdir()
 
 
-DAMAGES = (flip, truncate, lengthen, delete, exchange, replace_by_folder)
-
-
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    damage=st.sampled_from(DAMAGES),
+    damage=st.sampled_from((flip, truncate, lengthen, delete, exchange, replace_by_folder)),
     name=st.sampled_from([SHARD, METADATA, MANIFEST]),
     place=st.floats(0, 1),
 )

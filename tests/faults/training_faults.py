@@ -44,7 +44,6 @@ or the victim's own, the highest. Nothing of mpiddp can tell the others: its lim
 """
 KNOWN = re.compile(r"mpiddp: started|was lost|left early|Exited with exit code 6")
 """What a job says whose ranks have found each other."""
-MOMENTS = ("start", "step", "save", "evaluation", "last step")
 START_SECONDS = 30
 """The start-up's --timeout under srun, which tells nobody of a rank that has gone."""
 EARLY_SECONDS = {"srun": START_SECONDS + 30, "srun-kill": 5}
@@ -57,7 +56,7 @@ CODES = (6, 128 + signal.SIGKILL, signal.SIGKILL)
 def choose_kill(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
     launcher = parameters["launchers"][number % len(parameters["launchers"])]
     ranks = dice.choice(parameters["ranks"])
-    moment = dice.choice(MOMENTS)
+    moment = dice.choice(("start", "step", "save", "evaluation", "last step"))
     return {
         "launcher": launcher,
         "ranks": ranks,

@@ -23,7 +23,6 @@ TOOLS = """
 bash cat chmod cp cut dirname env find flock getent grep head mkdir mktemp mv readlink rm sed
 sha256sum sleep sort tail tee touch uname wc
 """
-COPIED = ("jobs", "setup.cfg", "pyproject.toml", "constraints.txt")
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Checkout:
 def checkout(tmp_path) -> Checkout:
     root = tmp_path / "check out"
     root.mkdir()
-    for name in COPIED:
+    for name in ("jobs", "setup.cfg", "pyproject.toml", "constraints.txt"):
         copies.copy(launchers.ROOT / name, root / name)
     for name in ("tests", ".ci"):
         (root / name).mkdir()

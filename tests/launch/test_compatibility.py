@@ -96,7 +96,6 @@ MPI plugin types are...
 \tpmix
 specific pmix plugin versions available: pmix_v4
 """
-SLURM_WITHOUT_PMIX = "MPI plugin types are...\n\tnone\n\tpmi2\n"
 
 
 @pytest.fixture
@@ -248,7 +247,7 @@ def test_an_open_mpi_4_with_pmi_components_joins_pmi2(prefix):
         (SLURM_22, 2, MPICH, "pmix", "Start it with: srun --mpi=pmi2 python"),
         (SLURM_22, 1, INTEL, "", "Start it with: srun --mpi=pmi2 python"),
         (SLURM_21.replace("\npmix\n", "\n"), 1, OPEN_MPI_5, "", "with: srun --mpi=pmix_v3 python"),
-        (SLURM_WITHOUT_PMIX, 1, OPEN_MPI_5, "pmi",
+        ("MPI plugin types are...\n\tnone\n\tpmi2\n", 1, OPEN_MPI_5, "pmi",
          "srun offers pmi2, and none fits: inside the allocation, start it with the mpirun of"),
         ("MPI plugin types are...\n\tnone\n", 1, MPICH, "",
          "srun offers nothing, and none fits: inside the allocation, start it with the mpiexec"),

@@ -310,13 +310,9 @@ def test_backends_that_cannot_work(requested, refused, lacking, built, kind, wor
     assert all(word in str(caught.value) for word in words)
 
 
-def node_of(placements):
-    return SimpleNamespace(allgather=lambda placement: placements)
-
-
 def settle(world, placements, allow_sharing):
     """As start-up does, once every rank of the node has told its placement."""
-    node = node_of(placements) if world.size > 1 else None
+    node = SimpleNamespace(allgather=lambda _: placements) if world.size > 1 else None
     mine = placements[world.local_rank]
     return device.assign(world, device.compare(world, node, mine, allow_sharing=allow_sharing))
 

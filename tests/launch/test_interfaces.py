@@ -58,7 +58,6 @@ def addresses(found, rule=None, nodes=2):
 
 
 TWINS = (Interface("b", ("10.0.0.1", "10.0.0.2")), Interface("a", ("10.0.0.3",)))
-BRIDGES = ("br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ BRIDGES = ("br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge")
         (TWINS, None, 2, ["10.0.0.1", "10.0.0.2", "10.0.0.3"]),
         *(
             ((Interface(name, ("10.9.0.1",), 10**6), ETHERNET), None, 2, ["10.0.0.1", "10.9.0.1"])
-            for name in BRIDGES
+            for name in ("br-4f", "virbr0", "veth12", "cni0", "podman0", "docker_gwbridge")
         ),
         (HOST, "=docker0", 2, ["172.17.0.1"]),
         (HOST, "=lo", 2, ["127.0.0.1"]),

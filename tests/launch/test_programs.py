@@ -15,7 +15,6 @@ from mpiddp.process import cpus
 
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
-DEBIAN = "mpirun.openmpi (OpenRTE) 4.1.4"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929 (id: 1821d9b)"
 HYDRA = "HYDRA build details:\n    Version:                                 5.0.2"
 
@@ -32,7 +31,7 @@ def machine(monkeypatch):
     [
         (OPEN_MPI_5, 0, 5, "--allow-run-as-root --map-by :OVERSUBSCRIBE "),
         ("prterun (PRRTE) 3.0.8", 1000, 4, ""),
-        (DEBIAN, 0, 5, "--allow-run-as-root --oversubscribe "),
+        ("mpirun.openmpi (OpenRTE) 4.1.4", 0, 5, "--allow-run-as-root --oversubscribe "),
         (INTEL, 0, 5, ""),
         ("slurm 24.11.5", 0, 4, ""),
         ("slurm 24.11.5", 0, 5, "--overcommit "),

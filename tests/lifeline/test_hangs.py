@@ -40,7 +40,6 @@ WAITS = (REDUCE, (done(), call()))
 COMPUTES, LOADS = (COMPUTE, (done(),)), (LOAD, (done(),))
 OTHER = (REDUCE, (done(), call(name="broadcast", size=7)))
 STOPPED = ((), None, {"state": "T"})
-HOLDS = (COMPUTE, None)
 GONE = (BACKWARD, None, {"ended": True})
 FAILED = (REDUCE, (done(), done(57)), {"failed": True})
 OWN = replace(call(), group=OWN_GROUP, backend=OWN_GROUP, seconds=None)
@@ -65,7 +64,7 @@ BUSY = stack(
         ([WAITS, (REDUCE, (done(57), call(58))), LOADS],
          "rank 2 on node0 is behind: it has not entered all_reduce 57 …, in which rank 0 has …"),
         ([WAITS, STOPPED], "rank 1 … in which rank 0 has waited for 35 s; it is stopped (SIGSTOP)"),
-        ([WAITS, HOLDS, COMPUTES],
+        ([WAITS, (COMPUTE, None), COMPUTES],
          "ranks 1-2 are behind: they have not entered … they are in forward, model.py:5"),
         ([FAILED, LOADS], "rank 1 … in which rank 0 has … it is in DataLoader, data.py:12"),
         # A call has its own name, else that of the function in which the rank is.

@@ -23,14 +23,13 @@ import mpiddp
 CHECKOUT = "mpiddp/checkout"
 """Where an installation has the benchmarks and job scripts."""
 PAGES = {"benchmarks/show/drawing": "page.js", "benchmarks/show/page": "report.html"}
-CARRIED = ("mpiddp", "benchmarks", "tests", "jobs")
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory) -> Path:
     """A wheel, built from a copy because building writes into the source."""
     source = tmp_path_factory.mktemp("source")
-    for name in CARRIED:
+    for name in ("mpiddp", "benchmarks", "tests", "jobs"):
         ignored = shutil.ignore_patterns("__pycache__")
         copies.copy(launchers.ROOT / name, source / name, ignore=ignored, symlinks=True)
     for path in launchers.ROOT.iterdir():

@@ -228,27 +228,22 @@ ROWS = [
     for line in FEATURES.splitlines()
     if line.startswith("| ") and not line.startswith(("| expected |", "| feature |"))
 ]
-NOT_YET = "**not yet**"
+FIELDS = [field.name.replace("_", "-") for field in dataclasses.fields(Configuration)]
 TEST = re.compile(r"`tests/[\w/]+\.py: test_\w+`")
 """That it exists is checked with the other names of code in the documentation."""
-
-
-def find_options() -> set[str]:
-    trainer = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(Configuration)}
-    return trainer | {*FRONT, *RANKS}
 
 
 def test_each_row_is_shown_by_a_test_or_is_not_there_yet() -> None:
     assert len(ROWS) > 100
     for feature, how, shown in ROWS:
         assert feature and how, feature
-        assert shown == NOT_YET or TEST.fullmatch(shown), feature
+        assert shown == "**not yet**" or TEST.fullmatch(shown), feature
 
 
 def test_options_commands_and_names_are_there() -> None:
     for feature, how, _ in ROWS:
         for option in re.findall(r"`(--[a-z-]+)", how):
-            assert option in find_options(), feature
+            assert option in {*(f"--{each}" for each in FIELDS), *FRONT, *RANKS}, feature
         for module in re.findall(r"`python -m (mpiddp[.\w]*)", how):
             assert importlib.util.find_spec(module) is not None, feature
         for name in re.findall(r"`python -m benchmarks ([\w-]+)", how):

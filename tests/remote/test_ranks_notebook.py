@@ -47,7 +47,6 @@ import threading
 lock, text = threading.Lock(), "two\\nlines"
 [lock, text][rank]"""
 LEFT_OUT = "%%ranks\nlock;"
-AFTER = "%%ranks\nrank + 1"
 
 
 class Held(Ranks):
@@ -129,7 +128,7 @@ def test_the_notebook_trains_fails_and_starts_again_in_a_real_kernel(folder: Pat
     written = find_code(notebook)
     # What a machine has printed does not belong into the repository.
     assert not [cell for cell in written if cell["outputs"] or cell["execution_count"]]
-    sources = [*MISTAKES, VALUES, LEFT_OUT, INTERRUPT, INTERRUPTED, AFTER]
+    sources = [*MISTAKES, VALUES, LEFT_OUT, INTERRUPT, INTERRUPTED, "%%ranks\nrank + 1"]
     # Before the cell in which a rank is lost.
     (at,) = (n for n, cell in enumerate(notebook["cells"]) if "SIGKILL" in "".join(cell["source"]))
     notebook["cells"][at:at] = [make_cell(number, text) for number, text in enumerate(sources)]

@@ -171,7 +171,6 @@ def add_in_turn(first=(-1, -1), second=(0, 1)):
 
 SENDERS = [step(0, "s", "i0"), step(1, "s", "i1"), step(2, "r", "i0", "i0", 2)]
 TWO, FOUR = {"chunks": 2}, {"chunks": 2, "scratch": 4}
-ONE_WAY = {"chunks": 20, "proto": "Simple"}
 ALL_THERE = [step(0, "s", count=20), step(1, "r", count=20)]
 ALL_BACK = [step(0, "rrc", count=20), step(1, "s", count=20)]
 FAULTS = [
@@ -186,7 +185,7 @@ FAULTS = [
     ([EXCHANGE], [EXCHANGE], {}, ""),
     ([WRONG_CHUNK], [WRONG_CHUNK], TWO, "step 1 (rrc): chunk 1 is added to chunk 0"),
     # Many chunks one way are taken out as they come.
-    ([ALL_THERE], [ALL_BACK], ONE_WAY, ""),
+    ([ALL_THERE], [ALL_BACK], {"chunks": 20, "proto": "Simple"}, ""),
     ([copy_onto_itself(1)], [copy_onto_itself(1)], FOUR,
      "race: rank 0, thread block 0, step 2 (cpy) writes chunks 1"),
     ([copy_onto_itself(2)], [copy_onto_itself(2)], FOUR, ""),
@@ -457,7 +456,6 @@ def test_what_is_not_flagged_makes_no_difference(name, ranks):
 
 SLOTS = 8
 RECEIVES, SENDS = {"r", "rcs", "rrs", "rrc", "rrcs"}, {"s", "rcs", "rrs", "rrcs"}
-READS_SOURCE = {"s", "rrs", "rrc", "rrcs", "cpy"}
 WRITES = {"r", "rcs", "rrc", "rrcs", "cpy", "re"}
 
 
@@ -508,7 +506,7 @@ def _take_step(block, memory, flags, queues):
         return [(rank, buffer, offset + at) for at in range(count)]
 
     values = incoming.popleft() if kind in RECEIVES else [Counter()] * count
-    if kind in READS_SOURCE or kind == "re":
+    if kind in {"s", "rrs", "rrc", "rrcs", "cpy"} or kind == "re":
         values = [a + memory.get(b, Counter()) for a, b in zip(values, find("src"), strict=True)]
     if kind == "re":
         values = [a + memory.get(b, Counter()) for a, b in zip(values, find("dst"), strict=True)]

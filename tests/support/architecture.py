@@ -413,9 +413,6 @@ def find_foreign_attributes(module: Module, node: ast.AST) -> Iterator[str]:
         yield f"looks into {ast.unparse(node)}, which is private"
 
 
-BROAD = ("Exception", "BaseException")
-
-
 def find_broad_exceptions(module: Module, node: ast.AST) -> Iterator[str]:
     """Broad ``except`` clauses that give no reason, and do not raise what they have caught."""
     if not isinstance(node, ast.ExceptHandler):
@@ -423,7 +420,7 @@ def find_broad_exceptions(module: Module, node: ast.AST) -> Iterator[str]:
     last = node.body[-1]
     is_passed_on = isinstance(last, ast.Raise) and last.exc is None
     near = module.lines[node.lineno - 1 : node.body[0].lineno]
-    is_broad = node.type is None or ast.unparse(node.type) in BROAD
+    is_broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
     if is_broad and not is_passed_on and not any("#" in line for line in near):
         yield "catches everything, and does not say why"
 

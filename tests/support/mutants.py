@@ -140,7 +140,9 @@ class Source:
                 yield self._replace(test, f"(not ({ast.unparse(test)}))")
             case ast.Call(func=ast.Name("min" | "max")):
                 pass  # In either order they give the same.
-            case ast.Call(args=[first, second, *_]) if not _has_stars(node):
+            case ast.Call(args=[ast.Starred(), *_] | [_, ast.Starred(), *_]):
+                pass
+            case ast.Call(args=[first, second, *_]):
                 new = ast.unparse(second), ast.unparse(first)
                 begin, end = self._place(first)[0], self._place(second)[1]
                 if new[0] != new[1]:
@@ -151,10 +153,6 @@ class Source:
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
-
-
-def _has_stars(node: ast.Call) -> bool:
-    return any(isinstance(each, ast.Starred) for each in node.args[:2])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import numpy as np
 from mpiddp.schedules.schedule import Collective, Rounds, Schedule, Transfer, project
 
 SUMS = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
-SCATTERS = (Collective.REDUCE_SCATTER, Collective.REDUCE)
 
 
 class DeadlockError(AssertionError):
@@ -143,7 +142,7 @@ def promised(
             value = combine([before[rank][part] for rank in schedule.members])
         else:
             value = before[schedule.owners[chunk]][part]
-        scatters = schedule.collective in SCATTERS
+        scatters = schedule.collective in (Collective.REDUCE_SCATTER, Collective.REDUCE)
         for rank in (schedule.owners[chunk],) if scatters else schedule.members:
             yield rank, part, value
 

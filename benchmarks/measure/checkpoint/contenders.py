@@ -19,14 +19,7 @@ from benchmarks.measure.engine import CellGroup, Quantity
 from benchmarks.measure.launching.launchers import Mpirun
 from benchmarks.measure.launching.processes import make_program, run_worker
 from benchmarks.measure.trials import Rounds
-from benchmarks.records.options import (
-    SECONDS,
-    Count,
-    Ranks,
-    RunOptions,
-    Seconds,
-    describe_value,
-)
+from benchmarks.records.options import SECONDS, Count, Ranks, RunOptions, Seconds, describe_value
 from benchmarks.records.schema import Cell, Coordinate, make_cell
 from benchmarks.records.statistics import quantile
 from benchmarks.records.workloads import parse_workload

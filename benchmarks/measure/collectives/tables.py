@@ -7,11 +7,7 @@ from functools import partial
 
 from benchmarks.judge.ratios import estimate_rounds
 from benchmarks.judge.slow_links import list_slow
-from benchmarks.measure.collectives.cells import (
-    CallGroup,
-    find_probe,
-    group_like,
-)
+from benchmarks.measure.collectives.cells import CallGroup, find_probe, group_like
 from benchmarks.measure.collectives.options import CollectivesPlan
 from benchmarks.measure.trials import Refusal
 from benchmarks.records.contenders import (

@@ -25,12 +25,7 @@ from benchmarks.judge.changes import (
     match,
 )
 from benchmarks.measure.compare.again import CannotMeasureError, measure_again
-from benchmarks.records.options import (
-    CountOrZero,
-    describe_interval,
-    describe_value,
-    make_reader,
-)
+from benchmarks.records.options import CountOrZero, describe_interval, describe_value, make_reader
 from benchmarks.records.schema import Cell, Record, read_record
 from benchmarks.records.statistics import quantile
 from benchmarks.show.results import open_model

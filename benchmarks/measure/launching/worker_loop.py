@@ -18,13 +18,7 @@ import torch
 from torch import distributed
 
 import mpiddp
-from benchmarks.measure.launching.json_lines import (
-    JsonLine,
-    accept,
-    connect,
-    get_port,
-    listen,
-)
+from benchmarks.measure.launching.json_lines import JsonLine, accept, connect, get_port, listen
 from benchmarks.measure.launching.processes import MARK
 from benchmarks.records.contenders import MPI_JOB
 from mpiddp.errors import ConfigurationError

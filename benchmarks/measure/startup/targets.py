@@ -49,10 +49,7 @@ def _judge_processes(groups: Sequence[CellGroup]) -> Iterator[Target]:
         if group.ranks == RANKS and group.nodes is None:
             ours = MPIDDP_TUNED if group.find(MPIDDP_TUNED) else MPIDDP
             title = name_group(group)
-            for other, limit in (
-                (choose_torchrun(group), TORCHRUN_TARGET),
-                (FLOOR, FLOOR_TARGET),
-            ):
+            for other, limit in ((choose_torchrun(group), TORCHRUN_TARGET), (FLOOR, FLOOR_TARGET)):
                 ratio = group.divide(ours, other)
                 mine, others = (find_median(group, each) for each in (ours, other))
                 between = _describe(ratio.interval if ratio else None)

@@ -25,12 +25,7 @@ from benchmarks.measure.training_step.synchronisations import (
 from benchmarks.measure.training_step.tables import PARTS, SPEED, STEP, tabulate
 from benchmarks.measure.training_step.targets import judge
 from benchmarks.measure.training_step.traffic import StepTraffic
-from benchmarks.measure.training_step.visits import (
-    StepVisitor,
-    TimedLink,
-    check_device,
-    probe_link,
-)
+from benchmarks.measure.training_step.visits import StepVisitor, TimedLink, check_device, probe_link
 from benchmarks.measure.trials import Surroundings, make_steps_cell
 from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
 from benchmarks.records.options import RunOptions, describe_algorithms

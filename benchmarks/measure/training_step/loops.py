@@ -67,11 +67,7 @@ def draw(spec: LoopSpec, device: torch.device, place: int) -> Batch:
 
 
 def make_slowdown(
-    spec: LoopSpec,
-    module: torch.nn.Module,
-    batch: Batch,
-    place: int,
-    workers: tuple[int, ...],
+    spec: LoopSpec, module: torch.nn.Module, batch: Batch, place: int, workers: tuple[int, ...]
 ) -> Slowdown | None:
     """A worker that is slow on purpose, in both jobs alike; None if none was asked for.
 

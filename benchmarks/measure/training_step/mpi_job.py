@@ -13,11 +13,7 @@ import mpiddp
 from benchmarks.measure.launching.worker_loop import SessionMember
 from benchmarks.measure.training_step.loops import StepLoop, draw, make_slowdown
 from benchmarks.measure.training_step.synchronisations import OWN_BASE, LoopSpec
-from benchmarks.measure.training_step.traffic import (
-    add_up,
-    list_pushes,
-    list_transfers,
-)
+from benchmarks.measure.training_step.traffic import add_up, list_pushes, list_transfers
 from benchmarks.records.workloads import build
 from mpiddp.collectives.bootstrap import ensure_communicator
 from mpiddp.collectives.planner import CallRequest, select

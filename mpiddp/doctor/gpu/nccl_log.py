@@ -106,11 +106,7 @@ def read_log(text: str) -> Transport:
 
 
 def judge_transport(
-    transport: Transport,
-    node: NodeFabrics,
-    node_count: int,
-    has_peers: bool,
-    has_module: bool,
+    transport: Transport, node: NodeFabrics, node_count: int, has_peers: bool, has_module: bool
 ) -> Finding:
     """Whether NCCL took the best that a node has.
 

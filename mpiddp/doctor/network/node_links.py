@@ -263,11 +263,5 @@ def measure(leaders: MPI.Intracomm, server: LinkServer, hostname: str, token: by
         _stream_in_turns(leaders, (address, port, token))
         cross_checked = server.rate() or 0.0
     return NodeLinks(
-        hostname,
-        neighbour,
-        master,
-        ring,
-        received,
-        tuple(dict.fromkeys(problems)),
-        cross_checked,
+        hostname, neighbour, master, ring, received, tuple(dict.fromkeys(problems)), cross_checked
     )

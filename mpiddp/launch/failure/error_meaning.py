@@ -8,12 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from mpiddp.errors import (
-    FAILURE,
-    INTERRUPTED,
-    SUCCESS,
-    MpiddpError,
-)
+from mpiddp.errors import FAILURE, INTERRUPTED, SUCCESS, MpiddpError
 from mpiddp.wording import read_message
 
 PACKAGE = Path(__file__).parents[2]

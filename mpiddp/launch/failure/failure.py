@@ -33,11 +33,7 @@ from mpiddp.launch.failure import early
 from mpiddp.launch.failure.deadline import CLOSING, PhaseDeadlines
 from mpiddp.launch.failure.error_meaning import exit_code, find_call
 from mpiddp.launch.failure.error_origin import find_origin
-from mpiddp.launch.failure.missing_ranks import (
-    describe_missing,
-    explain_expiry,
-    explain_silent_mpi,
-)
+from mpiddp.launch.failure.missing_ranks import describe_missing, explain_expiry, explain_silent_mpi
 from mpiddp.launch.failure.peers import Peers
 from mpiddp.launch.failure.reporting_rank import (
     ANSWER_SECONDS,

@@ -88,10 +88,7 @@ def _make_route(
 
 
 def _check_hosts(
-    interface: str,
-    world: World,
-    leaders: SleepingCommunicator | None,
-    hostnames: Sequence[str],
+    interface: str, world: World, leaders: SleepingCommunicator | None, hostnames: Sequence[str]
 ) -> None:
     """Refuse ``--interface HOST=NAME`` if no node is a HOST: a name was mistyped.
 

@@ -26,12 +26,7 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.launcher.launcher import find_rank, is_first
 from mpiddp.launch.options import Options
 from mpiddp.launch.script import silence
-from mpiddp.launch.script.command_line import (
-    OWN_OPTIONS,
-    describe_missing,
-    read_ranks,
-    split,
-)
+from mpiddp.launch.script.command_line import OWN_OPTIONS, describe_missing, read_ranks, split
 from mpiddp.launch.startup import start
 from mpiddp.process.preemption_signals import PreemptionSignals
 from mpiddp.process.streams.console import write_console

@@ -24,10 +24,7 @@ class EventLoop:
         self._timers: list[tuple[float, Callable[[float], object]]] = []
 
     def add(
-        self,
-        link: Link,
-        take: Callable[[str, Any], object],
-        lose: Callable[[str], object],
+        self, link: Link, take: Callable[[str, Any], object], lose: Callable[[str], object]
     ) -> None:
         """Have ``take`` called with each message, or ``lose`` with what ended the connection."""
 

@@ -57,10 +57,7 @@ def convnet(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> nn.Module:
 def mlp(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> nn.Module:
     """A perceptron with one hidden layer, for any shape; by default for ``--data digits``."""
     return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(math.prod(shape), HIDDEN),
-        nn.ReLU(),
-        nn.Linear(HIDDEN, classes),
+        nn.Flatten(), nn.Linear(math.prod(shape), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)
     )
 
 

@@ -120,9 +120,5 @@ def prepare_addition(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
     return Prepared(partial(numpy.add, mine, other, mine), comm.Barrier, ran="NumPy")
 
 
-MAKERS = {
-    POINT_TO_POINT: prepare_exchange,
-    ALL_PAIRS: prepare_pairs,
-    REDUCTION: prepare_addition,
-}
+MAKERS = {POINT_TO_POINT: prepare_exchange, ALL_PAIRS: prepare_pairs, REDUCTION: prepare_addition}
 """What MPI's ranks do, by quantity."""

@@ -10,12 +10,7 @@ from torch import distributed
 
 import mpiddp.torch_backend  # noqa: F401 - registers the backend
 from benchmarks.measure.baselines import framework_collectives
-from benchmarks.measure.collectives.ranks.calls import (
-    Buffers,
-    CallSpec,
-    Exchange,
-    Prepared,
-)
+from benchmarks.measure.collectives.ranks.calls import Buffers, CallSpec, Exchange, Prepared
 from benchmarks.measure.launching.worker_loop import TorchMember, describe_place
 from benchmarks.records.contenders import (
     ALL_GATHER,
