@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from benchmarks.records.schema import Cell, make_cell
 from benchmarks.records.statistics import exact, spread
 from benchmarks.show import axes, sheets
 from benchmarks.show.axes import break_name, choose_ticks, choose_values, spread_out
-from benchmarks.show.charts import Chart, ChartLine, choose_names
+from benchmarks.show.charts import Chart, ChartLine, Grid, Square, choose_names
 from benchmarks.show.pictures import write_picture
 from benchmarks.show.scaling import write_scaling
 from mpiddp.errors import ConfigurationError
@@ -40,8 +41,9 @@ def test_times_and_rates_have_a_line_for_each_contender(tmp_path):
     planted = Planted(places=((2, 1), (4, 1)), sizes=(K, M), algorithms=("ring",), rounds=3)
     words = ("2 ranks on 1 node: Time", "4 ranks on 1 node: Time", "Bus bandwidth", "mpiddp ring")
     text = check_picture(tmp_path, list(make_cells(planted)), *words, "All-reduce, float32, sum")
-    # What is pointed at is said.
-    assert "<title>1 MiB\nGloo: " in text and "left out" not in text
+    # What is pointed at is said; a report has more charts.
+    assert "<title>1 MiB\nGloo: " in text
+    assert not any(words in text for words in ("left out", "Speed, relative"))
 
 
 def test_of_many_contenders_six_are_drawn_and_slow_links_are_framed(tmp_path):
@@ -62,7 +64,11 @@ def test_a_step_is_a_bar_of_parts(tmp_path):
         ]
     ]
     words = ("framework: 3 s; efficiency 50%", "exposed communication", "update", "compute: 1 s")
-    check_picture(tmp_path, cells, *words, "2 ranks, model mlp")
+    cells += [replace(each, contender="own") for each in cells]
+    text = check_picture(tmp_path, cells, *words, "2 ranks, model mlp")
+    # Each part once, whatever bars have it; and the marks of medians and quartiles have a length.
+    assert text.count(">update<") == 1
+    assert not re.search(r'd="M (\S+ \S+)L\1 ', text)
 
 
 def test_whole_processes_are_bars_and_own_phases_have_a_scale_of_their_own(tmp_path):
@@ -161,6 +167,15 @@ def test_each_line_has_its_name_at_its_end(tmp_path, monkeypatch):
     assert all("\n" in each.get_text() for each in heads)
     for box in [*boxes, *(each.get_window_extent() for each in heads)]:
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+
+
+def test_where_a_grid_has_one_name_no_letter_stands_for_it(tmp_path):
+    path = tmp_path / "a.svg"
+    for kinds, words in (("x", "> x<"), ("xy", ">B y<")):
+        names = {"title": "", "text": "", "corner": "", "rows": ["row"], "columns": list(kinds)}
+        grid = Grid(**names, squares=[[Square("", kind=kind) for kind in kinds]])
+        sheets.write_sheet(path, [[grid]], {}, "", "")
+        check_drawing(path, words)
 
 
 def test_long_names_are_broken_where_their_parts_begin():

@@ -250,6 +250,7 @@ def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
         "Refused, and so not measured: 1 contender",
         "Slower than what it could be made of",
     ]
+    assert [alert.is_bad for alert in drawn.alerts] == [True, True, True, False]
     reason = "mpiddp double-tree: all-reduce: needs a power of two (2 times)"
     assert drawn.alerts[2].lines == [reason]
 
@@ -281,13 +282,16 @@ HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>",
 
 
 def test_algorithms_of_ones_own_are_explained(tmp_path, star):
-    cells = [cell(f"mpiddp {name}", [1.0, 1.0], ran=name) for name in ("ring", "star")]
+    cells = [cell(f"mpiddp {name}", [1.0, 1.0], ran=name) for name in ("ring", "star", "pat")]
+    # There is no reduce of its name.
+    cells[2] = replace(cells[2], quantity="reduce")
     path, page = write_record(tmp_path / "a.jsonl", cells), tmp_path / "a.html"
     for words in ([], ["--load", str(star)]):
         commands.run(["report", str(path), *words, "--output", str(page)])
         text = page.read_text()
         assert 'data-hash="first=ring&amp;ranks=4"' in text
         assert ('data-hash="first=star&amp;ranks=4"' in text) is bool(words)
+        assert "first=pat" not in text
         assert ("Not known here: star (report --load FILE" in text) is (not words)
 
 
