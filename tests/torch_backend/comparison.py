@@ -34,9 +34,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "plain": lambda tensor: tensor,
     "transposed": lambda tensor: tensor.t().contiguous().t(),
     "strided": lambda tensor: torch.stack([tensor, tensor], 2).flatten(1)[:, ::2],
-    "offset": lambda tensor: torch.cat([tensor.reshape(-1)[:1], tensor.reshape(-1)])[1:].view(
-        tensor.shape
-    ),
+    "offset": lambda tensor: torch.cat([tensor.new_ones(1), tensor.view(-1)])[1:].view_as(tensor),
 }
 OPERATORS = {name: getattr(dist.ReduceOp, name) for name in (
     "SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG",
