@@ -237,7 +237,7 @@ class _Calls:
 
     def barrier(self, opts: Any = None, **_: Any) -> Any:
         """Until all ranks have come; within ``opts.timeout``, which all of them must pass then."""
-        waits, limit = is_waited_for(opts), getattr(opts, "timeout", timedelta(0))
+        waits, limit = is_waited_for(opts), (opts or distributed.BarrierOptions()).timeout
         # Without one it is negative.
         if limit > timedelta(0):
             call = partial(self._monitored.pass_within, limit)

@@ -1,6 +1,7 @@
 """Makes the same calls in a group of Gloo and in one of mpiddp, and compares what they leave.
 
-As a script, every rank prints the differences: torchrun --nproc-per-node 2 comparison.py
+As a script, every rank prints its transport and the differences:
+torchrun --nproc-per-node 2 comparison.py
 
 The inputs are small whole numbers: every sum and product of them is exact in every type, so the
 results are compared bit by bit.
@@ -19,6 +20,7 @@ from torch import distributed as dist
 from torch.testing import assert_close
 
 import mpiddp.torch_backend  # noqa: F401 - registers the backend
+from mpiddp import describe_collectives
 
 Tensors = list[torch.Tensor]
 WAIT = timedelta(seconds=120)
@@ -31,10 +33,8 @@ FEW_TYPES = (torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.comple
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "plain": lambda tensor: tensor,
     "transposed": lambda tensor: tensor.t().contiguous().t(),
-    "strided": lambda tensor: _spread(tensor)[:, ::2],
-    "offset": lambda tensor: torch.cat([tensor.reshape(-1)[:1], tensor.reshape(-1)])[1:].view(
-        tensor.shape
-    ),
+    "strided": lambda tensor: torch.stack([tensor, tensor], 2).flatten(1)[:, ::2],
+    "offset": lambda tensor: torch.cat([tensor.new_ones(1), tensor.view(-1)])[1:].view_as(tensor),
 }
 OPERATORS = {name: getattr(dist.ReduceOp, name) for name in (
     "SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG",
@@ -45,12 +45,6 @@ SCATTER_ONE = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 SHAPES = ((), (0,), (0, 3))
 LONG_SHAPES = ((1000,), (400_000,))
 """More than fits a mailbox, and several pieces of a message."""
-
-
-def _spread(tensor: torch.Tensor) -> torch.Tensor:
-    wide = tensor.new_zeros(tensor.shape[0], 2 * tensor.shape[1])
-    wide[:, ::2] = tensor
-    return wide
 
 
 @dataclass(frozen=True)
@@ -136,6 +130,12 @@ def reduce_scatter(side: Side) -> Tensors:
     return [output, *inputs]
 
 
+def reduce_scatter_uneven(side: Side) -> Tensors:
+    output, inputs = side.room(side.rank + 1, 2), [side.fill(n + 1, 2) for n in range(side.size)]
+    side.reduces(dist.reduce_scatter, output, inputs)
+    return [output, *inputs]
+
+
 def reduce_scatter_tensor(side: Side) -> Tensors:
     output, source = side.room(2, 3), side.fill(2 * side.size, 3)
     side.reduces(SCATTER_ONE, output, source)
@@ -201,9 +201,11 @@ def all_to_all_uneven(side: Side) -> Tensors:
 
 
 def all_to_all_single(side: Side) -> Tensors:
-    source, output = side.fill(2 * side.size, 3), side.room(2 * side.size, 3)
+    source = side.fill(2 * side.size, 3)
+    output, other = (side.room(2 * side.size, 3) for _ in range(2))
     side.call(dist.all_to_all_single, output, source)
-    return [source, output]
+    side.group.alltoall_base(other, source, [], []).wait()
+    return [source, output, other]
 
 
 def all_to_all_split(side: Side) -> Tensors:
@@ -215,9 +217,7 @@ def all_to_all_split(side: Side) -> Tensors:
     return [source, output]
 
 
-REDUCTIONS = (
-    all_reduce, reduce, reduce_scatter, reduce_scatter_tensor,
-)  # fmt: skip
+REDUCTIONS = (all_reduce, reduce, reduce_scatter, reduce_scatter_uneven, reduce_scatter_tensor)
 MOVES = (
     broadcast, all_gather, all_gather_uneven, all_gather_into_tensor, gather, scatter,
     all_to_all_uneven, all_to_all_single, all_to_all_split,
@@ -233,7 +233,7 @@ def _list_sides(side: Side, *, is_long: bool) -> Iterator[tuple[Callable[[Side],
             yield call, replace(side, dtype=dtype, operator=operator)
     for dtype, call in itertools.product(types, MOVES):
         yield call, replace(side, dtype=dtype)
-    for call, layout in itertools.product((all_reduce, reduce, reduce_scatter), LAYOUTS):
+    for call, layout in itertools.product(REDUCTIONS, LAYOUTS):
         yield call, replace(side, dtype=torch.int8, layout=layout)
     hows = ("at once", "wait", "future", "polled")
     for how, layout in itertools.product(hows if is_long else hows[::2], LAYOUTS):
@@ -326,7 +326,10 @@ def compare_calls(session: Any, is_long: bool, backend: str = "mpiddp") -> tuple
 
 def main() -> None:
     dist.init_process_group("gloo")
-    print(json.dumps(compare_calls(None, is_long=False)[1]))
+    differences = compare_calls(None, is_long=False)[1]
+    group = dist.new_group(backend="mpiddp", timeout=WAIT)
+    transport = describe_collectives(group)["transports"][0]
+    print(json.dumps([transport, *differences]))
     dist.destroy_process_group()
 
 

@@ -20,6 +20,7 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from mpiddp.torch_backend import members
+from mpiddp.torch_internals import fill
 
 
 def send_and_receive(side: Side) -> list[Any]:
@@ -67,7 +68,10 @@ def together(side: Side) -> list[Any]:
     with together_in(waits=False):
         for part, whole in zip(parts, wholes, strict=True):
             SCATTER_ONE(part, whole, group=side.group)
-    return [*tensors, *outputs, *parts]
+    options = fill(dist.BroadcastOptions(), asyncOp=False)
+    for several in [sources[:1], sources[1:2]] if side.is_gloo else [sources[:2]]:
+        side.group.broadcast(several, options).wait()
+    return [*tensors, *outputs, *parts, *sources]
 
 
 def in_the_middle_of_autograd(side: Side) -> list[Any]:
@@ -186,7 +190,7 @@ def list_groups(size: int) -> list[tuple[int, ...]]:
     """One rank alone, two that overlap in one, all in reversed order, and the even ranks."""
     everybody = tuple(range(size))
     found = [(size - 1,), everybody[:2], everybody[1:], everybody[::-1], everybody[::2]]
-    return [ranks for ranks in dict.fromkeys(found) if ranks]
+    return list(dict.fromkeys(found))
 
 
 def compare_groups(session: Any) -> list[str]:

@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from mistakes import hear
 from mpiddp.lifeline.stacks.flight_recorder import read_record
-from mpiddp.torch_backend import gloo_calls, make_group
+from mpiddp.torch_backend import gloo_calls, make_group, members
 
 SHORT = timedelta(seconds=0.5)
 CHANGE_TIMEOUT = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -146,14 +146,10 @@ def list_ranges(session: Any) -> list[tuple[str, object]]:
 def talk_in_two_threads(session: Any) -> list[float]:
     """The first messages of a group, one in each thread, and how many backends they opened."""
     _, ours = sides = make_sides()
-    open_gloo = gloo_calls.open_gloo
-
-    opened: list[None] = []
 
     def open_slowly(*values: Any) -> Any:
-        opened.append(None)
         time.sleep(0.3)
-        return open_gloo(*values)
+        return members.open_gloo(*values)
 
     def talk(tag: int) -> float:
         tensor = torch.full((1,), 1.0 + tag + 2 * ours.rank)
@@ -163,10 +159,11 @@ def talk_in_two_threads(session: Any) -> list[float]:
             dist.recv(tensor, group=ours.group, group_src=1 - ours.rank, tag=tag)
         return tensor.item()
 
-    with mock.patch.object(gloo_calls, "open_gloo", open_slowly), ThreadPoolExecutor(2) as pool:
+    opening = mock.patch.object(gloo_calls, "open_gloo", side_effect=open_slowly)
+    with opening as opened, ThreadPoolExecutor(2) as pool:
         found = list(pool.map(talk, range(2)))
     close_sides(*sides)
-    return [*found, len(opened)]
+    return [*found, opened.call_count]
 
 
 def come_late(session: Any) -> tuple[str, float]:

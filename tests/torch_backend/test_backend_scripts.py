@@ -101,7 +101,7 @@ def test_scripts_go_on_beside_restarts():
 @pytest.mark.long
 def test_torch_checks_each_call(tmp_path):
     result = torchrun("comparison.py", env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).expect(0)
-    assert result.stdout.split() == ["[]"] * 2, str(result)
+    assert result.stdout.split() == ['["shared-memory"]'] * 2, str(result)
 
 
 def test_mistakes_are_refused_in_one_line_and_leave_the_group_usable(pool):

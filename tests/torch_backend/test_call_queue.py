@@ -4,6 +4,7 @@ import os
 import threading
 from datetime import timedelta
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import launchers
+from mpiddp.torch_backend import late_thread
 from mpiddp.torch_backend.call_queue import CallQueue
 
 
@@ -63,6 +65,22 @@ def test_what_nobody_waits_for_is_made_by_another_thread():
     launchers.until(work.is_completed, "the call to end")
     assert {thread for _, thread in calls.made}.isdisjoint({threading.get_ident()})
     calls.queue.close()
+
+
+def test_what_was_begun_is_made_when_the_interpreter_ends(monkeypatch):
+    ends = []
+    monkeypatch.setattr(late_thread, "call_at_exit", ends.append)
+    calls = Calls()
+    calls.begin(1)
+    ends[0]()
+    assert calls.numbers == [1]
+
+
+def test_a_call_without_a_thread_to_make_it_is_refused(calls):
+    start = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread"))
+    with start, pytest.raises(RuntimeError, match="no thread"):
+        calls.begin(1)
+    assert calls.begin(2).wait() and calls.numbers == [2]
 
 
 def test_a_wait_with_a_timeout_leaves_the_call_to_another_thread(calls):

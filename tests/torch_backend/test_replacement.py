@@ -1,4 +1,4 @@
-"""--collectives mpiddp, and the backend's name."""
+"""--collectives mpiddp, the backend's name, and what a rank knows without the others."""
 
 import importlib.util
 import json
@@ -6,6 +6,8 @@ import textwrap
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -14,10 +16,12 @@ from torch import distributed
 import launchers
 import mpiddp.torch_backend
 from mpiddp import torch_internals
-from mpiddp.errors import ConfigurationError
-from mpiddp.torch_backend import replace_gloo
+from mpiddp.errors import ConfigurationError, PeerLostError
+from mpiddp.torch_backend import members, own_calls, replace_gloo
 from mpiddp.torch_backend.call_queue import CallQueue
-from mpiddp.torch_backend.group import BACKEND_BASE
+from mpiddp.torch_backend.group import BACKEND_BASE, CpuBackend
+from mpiddp.torch_backend.members import Place
+from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
 from mpiddp.torch_internals import find_backend_config
 
 SCRIPT = """
@@ -80,12 +84,11 @@ def test_gloo_alone_is_replaced_and_comes_back():
 
 
 def test_a_group_with_nccl_beside_gloo_keeps_gloo(monkeypatch, capsys):
+    config = find_backend_config()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    restore = replace_gloo()
-    try:
-        found = find_backend_config()("cpu:gloo,cuda:nccl").device_backend_map
-    finally:
-        restore()
+    monkeypatch.setattr(config, "__init__", config.__init__)
+    replace_gloo()
+    found = config("cpu:gloo,cuda:nccl").device_backend_map
     if BACKEND_BASE is not None:
         assert found == {"cpu": "mpiddp", "cuda": "nccl"}
     else:
@@ -99,6 +102,8 @@ def test_a_group_with_another_backend_has_ours_as_a_part_of_it():
     expected = "mpiddp" if BACKEND_BASE is None else "mpiddp_part"
     assert found == {"cpu": expected, "cuda": "gloo"}
     assert config("mpiddp").get_device_backend_map() == {"cpu": "mpiddp"}
+    # torch then asks the part for nothing that it has not got.
+    assert not any(has for name, has in vars(CpuBackend).items() if "supports_" in name)
 
 
 def test_gloo_uses_the_interfaces_that_the_environment_names(monkeypatch, tmp_path):
@@ -120,7 +125,10 @@ def test_gloo_begins_no_call_before_those_that_were_begun_earlier():
     work = calls.make("first", partial(done.append, "first"), [], waits=False)
     calls.make("second", partial(done.append, "second"), [], waits=True, start=start)
     assert work.is_completed()
-    calls.make("third", partial(done.append, "third"), [], waits=True, start=start)
+    left = calls.make("third", partial(done.append, "third"), [], waits=True, start=start)
+    assert [each["is_complete"] for each in calls.list_calls()] == [True, True, False]
+    del left
+    assert calls.list_calls()[-1]["is_complete"]
     calls.make("fourth", partial(done.append, "fourth"), [], waits=False, start=start)
     calls.close()
     assert done == ["first", "second", "by Gloo", "fourth"]
@@ -139,7 +147,51 @@ def test_ranks_on_the_nodes_of_a_cluster_send_over_mpi(slurm_cluster, tmp_path):
     launcher = slurm_cluster.srun("--nodelist=node[1-2]", "--nodes=2", "--distribution=plane=2")
     result = launchers.run(launcher, 3, ["-m", "mpiddp", script], timeout=160, cwd=tmp_path)
     lines = [line for line in result.expect(0).stdout.splitlines() if line.startswith("[")]
-    assert lines == ["[]"] * 3
+    assert lines == ['["shared-memory+mpi"]'] * 3
+
+
+def find_place(size, name="test"):
+    """Of rank 0, whose peers never come."""
+    return Place(distributed.HashStore(), 0, tuple(range(size)), timedelta(0), name)
+
+
+@pytest.mark.parametrize(("cores", "delay"), [(1, own_calls.LATER), (2, own_calls.SOON)])
+def test_a_call_is_begun_soon_if_each_rank_has_a_core_to_spare(monkeypatch, cores, delay):
+    monkeypatch.setattr(own_calls, "count_cores", lambda: cores)
+    own = own_calls.OwnCalls(find_place(1))
+    own.barrier()
+    own.close()
+    assert own.delay == delay
+
+
+def test_a_group_whose_first_call_failed_is_broken():
+    own = own_calls.OwnCalls(find_place(2))
+    assert not own.has_failed
+    with pytest.raises(PeerLostError, match="waited for rank 1"):
+        own.barrier()
+    assert own.has_failed
+
+
+@pytest.mark.parametrize(("all_ranks", "named"), [(False, "Rank 1"), (True, "Ranks 1, 2")])
+def test_a_monitored_barrier_names_the_first_missing_rank_or_all(all_ranks, named):
+    barrier = MonitoredBarrier(find_place(3))
+    with pytest.raises(RuntimeError, match=rf"{named} failed to pass"):
+        barrier.wait(timedelta(milliseconds=1), wait_all_ranks=all_ranks)
+
+
+def test_a_split_without_this_rank_is_refused():
+    part = SimpleNamespace(_place=find_place(3))
+    with pytest.raises(distributed.DistBackendError, match="without rank 0: split_group must"):
+        CpuBackend.split(part, None, [1, 2], SimpleNamespace(group_name="half"))
+
+
+def test_groups_that_are_made_at_the_same_time_have_tags_that_every_mpi_has():
+    comm = mock.MagicMock()
+    comm.Create_group().Get_attr.return_value = 32767
+    for name in map(str, range(40)):
+        members._list_messengers(find_place(2, name), comm, print, None, 1)["mpi"]()
+    tags = {call.args[1] for call in comm.Create_group.call_args_list[1:]}
+    assert len(tags) == 40 and max(tags) <= 32767
 
 
 @pytest.mark.long
