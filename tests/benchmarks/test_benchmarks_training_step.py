@@ -238,12 +238,9 @@ def test_the_sharded_server_is_promised_to_take_a_tenth_more_than_the_ring_at_mo
 
 
 SYNCS = (
-    "framework",
-    "auto",
-    "parameter-server",
-    "parameter-server:placement=dedicated",
+    "framework", "auto", "parameter-server", "parameter-server:placement=dedicated",
     "parameter-server:servers=ranks,staleness=1",
-)
+)  # fmt: skip
 
 
 def list_steps(record) -> list[Cell]:

@@ -24,17 +24,11 @@ def check_quantity(name: str, words: Sequence[str]) -> None:
 
 OTHERS = ("checkpoint", "programs", "startup", "stragglers", "training-loop", "training-step")
 COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
-    **{name: partial(check_quantity, name) for name in (*QUANTITIES, *OTHERS)},
-    "fit": fit.main,
-    "tune": tuning.main,
-    "compare": comparison.main,
-    "report": report.main,
-    "explain": explain.main,
-    "simulate": simulate.main,
-    "prove": prove.main,
-    "numerics": numerics.main,
-    "export": export.main,
-}
+    **{name: partial(check_quantity, name) for name in (*QUANTITIES, *OTHERS)}, "fit": fit.main,
+    "tune": tuning.main, "compare": comparison.main, "report": report.main,
+    "explain": explain.main, "simulate": simulate.main, "prove": prove.main,
+    "numerics": numerics.main, "export": export.main,
+}  # fmt: skip
 MEASURING = ("startup", "allreduce", "training-step", "programs", "stragglers", "checkpoint")
 WHOLE = {"compare": "compare a b", "report": "report a --output a.html", "explain": "explain ring",
          "export": "export ring --output a.xml"}  # fmt: skip

@@ -306,12 +306,8 @@ def test_each_collective_has_its_count_root_and_factor(quantity, count, operator
 def test_contenders_types_and_operators_have_tables_of_their_own():
     half = make_timed(at={"type": "bfloat16", "operator": "average"})
     cells = [
-        make_timed(),
-        make_timed(size=K),
-        make_timed(contender="ring"),
-        half,
-        make_timed(ranks=2),
-    ]
+        make_timed(), make_timed(size=K), make_timed(contender="ring"), half, make_timed(ranks=2),
+    ]  # fmt: skip
     cells.append(make_timed(quantity="training step"))
     text = format_nccl_tests(cells)
     assert text.count("# Collective test starting") == 4

@@ -412,18 +412,13 @@ def test_a_tensor_is_compared_in_all_that_a_call_asks(is_known, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch._C._dynamo.guards", None)
     memory = torch.ones(6)
     makers = [
-        memory.detach,
-        lambda: memory[:3],
-        lambda: memory.view(2, 3),
-        lambda: memory.view(3, 2).t(),
-        lambda: memory.view(torch.int32),
+        memory.detach, lambda: memory[:3], lambda: memory.view(2, 3),
+        lambda: memory.view(3, 2).t(), lambda: memory.view(torch.int32),
         lambda: torch.nn.Parameter(memory, requires_grad=False),
-        lambda: memory.detach().requires_grad_(),
-        lambda: torch._neg_view(memory),
-        lambda: memory.view(torch.complex64),
-        lambda: memory.view(torch.complex64).conj(),
+        lambda: memory.detach().requires_grad_(), lambda: torch._neg_view(memory),
+        lambda: memory.view(torch.complex64), lambda: memory.view(torch.complex64).conj(),
         lambda: memory.to("meta"),
-    ]
+    ]  # fmt: skip
     for number, make in enumerate(makers):
         is_alike = bind_comparison(make())
         assert [is_alike(other()) for other in makers] == [place == number for place in range(11)]

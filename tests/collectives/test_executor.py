@@ -219,12 +219,9 @@ def reduce_once(arithmetic, tensors, own, final, repeat=1):
     views = [span.operand(0, count) for span in spans]
     out_span, room_span = make_span(out), make_span(room)
     actions = arithmetic.reduce(
-        views[own] if own is not None else out_span.operand(0, count),
-        views,
-        own,
-        final,
+        views[own] if own is not None else out_span.operand(0, count), views, own, final,
         room_span.operand(0, count) if needs else None,
-    )
+    )  # fmt: skip
     first = [tensor.clone() for tensor in tensors]
     for _ in range(repeat):
         for tensor, value in zip(tensors, first, strict=True):

@@ -88,12 +88,9 @@ def test_a_message_that_left_early_keeps_no_neighbour_waiting():
     # Rank 0 starts the message of the last step in the third one, and rank 2 posts its receive
     # only when it has that of the step between, which rank 0 sends when rank 1 has come further.
     steps = [
-        [add(2, 1, 0), add(0, 1, 0), add(2, 0, 1)],
-        [add(1, 0, 1)],
-        [copy(1, 0, 0), copy(0, 1, 1)],
-        [copy(0, 2, 0)],
-        [copy(0, 2, 1)],
-    ]
+        [add(2, 1, 0), add(0, 1, 0), add(2, 0, 1)], [add(1, 0, 1)],
+        [copy(1, 0, 0), copy(0, 1, 1)], [copy(0, 2, 0)], [copy(0, 2, 1)],
+    ]  # fmt: skip
     schedule = all_reduce(3, 2, steps)
     prove(schedule)
     Graph(promises.compile_all(schedule, 2, [2, 1], BufferCut(1, 1, True))).check()

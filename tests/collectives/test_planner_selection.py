@@ -299,13 +299,10 @@ def make_tuned(
 @pytest.mark.parametrize(
     ("size", "chosen"),
     [
-        (99, ("one-shot", SHARED)),
-        (100, ("direct", SHARED)),
-        (4001, ("ring", SHARED)),
-        (1 << 20, ("ring", SHARED)),
-        ((1 << 20) + 4, ("direct", SHARED)),
+        (99, ("one-shot", SHARED)), (100, ("direct", SHARED)), (4001, ("ring", SHARED)),
+        (1 << 20, ("ring", SHARED)), ((1 << 20) + 4, ("direct", SHARED)),
     ],
-)
+)  # fmt: skip
 def test_auto_follows_the_table_where_it_has_a_range_and_the_rule_elsewhere(size, chosen, tmp_path):
     layout = make_tuned(tmp_path)
     found = select(CallRequest(ALL), size, layout, on_gpu=False)

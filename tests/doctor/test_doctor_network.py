@@ -83,15 +83,12 @@ def ring(rates, *, seconds=1e-4, offsets=None, problems=None):
     count = len(rates)
     return [
         NodeLinks(
-            f"n{i}",
-            f"n{(i + 1) % count}",
-            None if i == 0 else Ping(2e-4, (offsets or {}).get(i, 1e-5)),
-            Ping(seconds, 0.0),
-            rates[i],
-            (problems or {}).get(i, ()),
+            f"n{i}", f"n{(i + 1) % count}",
+            None if i == 0 else Ping(2e-4, (offsets or {}).get(i, 1e-5)), Ping(seconds, 0.0),
+            rates[i], (problems or {}).get(i, ()),
         )
         for i in range(count)
-    ]
+    ]  # fmt: skip
 
 
 def way(speed=0, *, name="eth0", is_virtual=False):

@@ -278,14 +278,11 @@ NODE = NodeFabrics({"InfiniBand": ("mlx5_0",)}, ("NVIDIA",), settings=SETTINGS)
         (NODE, {}, 2, "warn", "not set: NCCL_CROSS_NIC=1 NCCL_NET=X. --site-defaults sets"),
         (NODE, {"NCCL_CROSS_NIC": "0"}, 1, "pass", "InfiniBand (mlx5_0), NVIDIA: nothing is"),
         (
-            NODE,
-            {"NCCL_CROSS_NIC": "0", "NCCL_IB_DISABLE": "1"},
-            1,
-            "warn",
+            NODE, {"NCCL_CROSS_NIC": "0", "NCCL_IB_DISABLE": "1"}, 1, "warn",
             "NCCL_IB_DISABLE=1: it goes over TCP. Unset NCCL_IB_DISABLE",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_a_fabric_lacks(node, given_variables, nodes, status, words):
     finding = variables.judge_fabric(node, given_variables, nodes)
     assert finding.status == status and words in finding.text

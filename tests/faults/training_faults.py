@@ -195,14 +195,10 @@ def choose_signal(dice: Random, number: int, parameters: Mapping[str, Any]) -> d
     names = parameters["signals"][: 2 if way == "start-up" else 3]
     order = dice.sample(range(ranks), ranks)
     return {
-        "way": way,
-        "ranks": ranks,
-        "signal": dice.choice(names),
-        "order": order,
-        "step": dice.randint(1, 60),
-        "count": dice.randint(1, 6),
+        "way": way, "ranks": ranks, "signal": dice.choice(names), "order": order,
+        "step": dice.randint(1, 60), "count": dice.randint(1, 6),
         "seconds": round(dice.uniform(0, 3), 3),
-    }
+    }  # fmt: skip
 
 
 def make_rules(choice: Mapping[str, Any]) -> list[dict[str, Any]]:

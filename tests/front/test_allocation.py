@@ -19,14 +19,11 @@ RECORDED = Path(__file__).parents[1] / "recorded"
 @pytest.mark.parametrize(
     ("text", "gpus"),
     [
-        ("(null)", 0),
-        ("gpu", 1),
-        ("gres:gpu:2", 2),
+        ("(null)", 0), ("gpu", 1), ("gres:gpu:2", 2),
         ("gpu:a100:1(IDX:0),gpu:h100:2(IDX:1,3),shard:7(IDX:0)", 3),
-        ("gres/gpu:a100=4,gres/nvme=1", 4),
-        ("gpumem:80", 0),
+        ("gres/gpu:a100=4,gres/nvme=1", 4), ("gpumem:80", 0),
     ],
-)
+)  # fmt: skip
 def test_gpus_are_counted(text, gpus):
     assert allocation.read_gpus(text) == gpus
 

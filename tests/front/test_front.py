@@ -439,13 +439,10 @@ def allocation(folder, monkeypatch) -> Path:
     )
     (folder / "state").write_text("JobId=7 JobName=x JobState=RUNNING Reason=None\n")
     variables = {
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "RECORD": str(folder / "record"),
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "n[1-2]",
-        "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+        "PATH": f"{bin_folder}:{os.environ['PATH']}", "RECORD": str(folder / "record"),
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
         "SLURM_GPUS_PER_NODE": "1",
-    }
+    }  # fmt: skip
     launchers.set_variables(monkeypatch, variables)
     return folder
 
@@ -486,15 +483,11 @@ def test_intel_mpi_in_a_slurm_job_fills_its_nodes(allocation, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("words", "job", "is_front"),
     [
-        ("hello.py", "", False),
-        ("-m this", "7", True),
-        ("train --epochs 1", "7", True),
-        ("stacks", "7", False),
-        ("train --help", "7", False),
-        ("-n 2 --help", "", False),
+        ("hello.py", "", False), ("-m this", "7", True), ("train --epochs 1", "7", True),
+        ("stacks", "7", False), ("train --help", "7", False), ("-n 2 --help", "", False),
         ("-n 2 hello.py --help", "", True),
     ],
-)
+)  # fmt: skip
 def test_who_is_the_front(folder, monkeypatch, words, job, is_front):
     monkeypatch.setenv("SLURM_JOB_ID", job)
     assert __main__._is_front(split(words.split())) == is_front

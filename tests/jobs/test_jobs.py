@@ -398,13 +398,10 @@ def test_the_file_in_mpiddp_env_is_sourced(made_up):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("MPIDDP_ENV", "directory"),
-        ("MPIDDP_ENV", "empty.sh"),
-        ("MPIDDP_PYTHON", "no-such-python"),
-        ("MPIDDP_WRAP", "env 'A="),
-        ("logs", "--chdir"),
+        ("MPIDDP_ENV", "directory"), ("MPIDDP_ENV", "empty.sh"),
+        ("MPIDDP_PYTHON", "no-such-python"), ("MPIDDP_WRAP", "env 'A="), ("logs", "--chdir"),
     ],
-)
+)  # fmt: skip
 def test_a_variable_that_brings_nothing_is_an_error(made_up, name, value):
     (made_up.cwd / "directory").mkdir()
     (made_up.cwd / "empty.sh").write_text("PATH=/usr/bin:/bin\nalias nothing=true\n")
@@ -696,14 +693,10 @@ def test_a_chain_that_cannot_be_meant_submits_nothing(made_up):
 def test_words_behind_the_script_and_values_are_no_dependency(made_up):
     (made_up.cwd / "here").touch()
     stages = [
-        "here --dependency=x -d y",
-        "-o here here -d x",
-        "-- here -d x",
-        "-HQ -N2 --excl --hold here -d x",
-        "--deadline=now+1hour -Dd here -d x",
-        '--wrap="echo \\"hi\\" -d"',
-        "--hold --wra here -J name",
-    ]
+        "here --dependency=x -d y", "-o here here -d x", "-- here -d x",
+        "-HQ -N2 --excl --hold here -d x", "--deadline=now+1hour -Dd here -d x",
+        '--wrap="echo \\"hi\\" -d"', "--hold --wra here -J name",
+    ]  # fmt: skip
     done = chain(made_up, "-d singleton here", *stages)
     assert (done.returncode, done.stderr) == (0, "")
     first, *others = submitted(made_up)

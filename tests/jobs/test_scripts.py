@@ -42,13 +42,9 @@ class Checkout:
         return subprocess.Popen(
             ["bash", str(self.root / script), *arguments],
             env={name: value for name, value in changed.items() if value is not None},
-            cwd=cwd or self.root,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+            cwd=cwd or self.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
 
     def run(self, script: str, *arguments: str, cwd: Path | None = None, **env: str | None):
         """Run a script; the log is that of this run alone."""

@@ -477,14 +477,11 @@ def make_nvml(closed):
         return 0
 
     return types.SimpleNamespace(
-        nvmlInit_v2=lambda: 0,
-        nvmlDeviceGetHandleByUUID=find_by_uuid,
-        nvmlDeviceGetPciInfo_v3=tell_bus,
-        nvmlDeviceGetCount_v2=count,
-        nvmlDeviceGetHandleByIndex_v2=find,
-        nvmlDeviceGetUUID=tell,
+        nvmlInit_v2=lambda: 0, nvmlDeviceGetHandleByUUID=find_by_uuid,
+        nvmlDeviceGetPciInfo_v3=tell_bus, nvmlDeviceGetCount_v2=count,
+        nvmlDeviceGetHandleByIndex_v2=find, nvmlDeviceGetUUID=tell,
         nvmlShutdown=lambda: closed.append(True),
-    )
+    )  # fmt: skip
 
 
 ALL = "GPU-0, GPU-1, GPU-2"

@@ -112,15 +112,11 @@ def test_slingshot_gets_what_nobody_has_set(grow):
     assert find_site_defaults("none", own | {"MPIDDP_SITE": "/none"}, root) is None
     defaults = find_site_defaults("table", own, root)
     assert defaults.everywhere == {
-        "FI_CXI_DISABLE_HOST_REGISTER": "1",
-        "FI_CXI_DEFAULT_CQ_SIZE": "131072",
-        "FI_CXI_RX_MATCH_MODE": "hybrid",
-        "FI_CXI_RDZV_EAGER_SIZE": "0",
-        "FI_CXI_RDZV_THRESHOLD": "0",
-        "FI_CXI_RDZV_GET_MIN": "0",
-        "NCCL_NET_GDR_LEVEL": "PHB",
+        "FI_CXI_DISABLE_HOST_REGISTER": "1", "FI_CXI_DEFAULT_CQ_SIZE": "131072",
+        "FI_CXI_RX_MATCH_MODE": "hybrid", "FI_CXI_RDZV_EAGER_SIZE": "0",
+        "FI_CXI_RDZV_THRESHOLD": "0", "FI_CXI_RDZV_GET_MIN": "0", "NCCL_NET_GDR_LEVEL": "PHB",
         "NCCL_PROTO": "^LL128",
-    }
+    }  # fmt: skip
     # On one node some sites' networks are not set up, and NCCL would stop.
     assert defaults.between_nodes == {"NCCL_NET": "AWS Libfabric"}
     assert "NCCL_NET=" not in defaults.describe(has_nodes=False)
@@ -218,13 +214,10 @@ def test_a_nodes_first_rank_notes_what_nccl_lacks_between_nodes(
 @pytest.mark.parametrize(
     ("version", "machine", "is_bad"),
     [
-        ("2.29.2+cuda13.0", "x86_64", True),
-        ("2.29.3", "aarch64", False),
-        ("2.28.9", "aarch64", True),
-        ("2.28.9", "x86_64", False),
-        ("2.9.9", "x86_64", False),
+        ("2.29.2+cuda13.0", "x86_64", True), ("2.29.3", "aarch64", False),
+        ("2.28.9", "aarch64", True), ("2.28.9", "x86_64", False), ("2.9.9", "x86_64", False),
     ],
-)
+)  # fmt: skip
 def test_bad_versions(version, machine, is_bad):
     rows = [row for row in TABLE.versions if row.library == "NCCL"]
     assert any(row.includes(version, machine) for row in rows) is is_bad

@@ -488,17 +488,12 @@ def test_nobody_else_can_read_a_jobs_directory(job, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (PeerLostError("x"), 6),
-        (KeyboardInterrupt(), 130),
-        (SystemExit(), 0),
-        (SystemExit(5), 5),
-        (SystemExit(-1), 255),
-        (SystemExit(256), 0),
-        (SystemExit("text"), 1),
+        (PeerLostError("x"), 6), (KeyboardInterrupt(), 130), (SystemExit(), 0),
+        (SystemExit(5), 5), (SystemExit(-1), 255), (SystemExit(256), 0), (SystemExit("text"), 1),
         (SystemExit(True), 1),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_exit_codes(error, code):
     # Those of SystemExit are what Python itself leaves with.
     assert error_meaning.exit_code(error) == code

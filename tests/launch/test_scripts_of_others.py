@@ -105,13 +105,10 @@ def test_a_script_sees_what_plain_python_shows(folder):
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        ("-m package.see --help", '"__main__"'),
-        ("folder a", "['folder', 'a'] __main__"),
-        ("future.py", "{'x': 'not_defined'}"),
-        ("ends.py text", ""),
-        ("syntax.py", ""),
+        ("-m package.see --help", '"__main__"'), ("folder a", "['folder', 'a'] __main__"),
+        ("future.py", "{'x': 'not_defined'}"), ("ends.py text", ""), ("syntax.py", ""),
     ],
-)
+)  # fmt: skip
 def test_modules_folders_and_ends_are_plain_pythons(folder, words, shown):
     plain, ours = compare(words.split(), folder)
     assert shown in plain.stdout and said(ours) == plain.stderr

@@ -59,19 +59,13 @@ WORDS = st.from_regex(r"[a-z]{1,8}", fullmatch=True)
 
 @given(
     st.builds(
-        Made,
-        seed=st.integers(0, 1 << 40),
-        folder=st.none() | WORDS.map(Path),
-        names=st.lists(WORDS, min_size=1, unique=True).map(tuple),
-        count=st.integers(1, 9),
+        Made, seed=st.integers(0, 1 << 40), folder=st.none() | WORDS.map(Path),
+        names=st.lists(WORDS, min_size=1, unique=True).map(tuple), count=st.integers(1, 9),
         sizes=st.lists(st.integers(0), min_size=1, unique=True).map(tuple),
-        scale=st.floats(1e-9, 1e12),
-        kind=st.sampled_from(["round", "square"]),
-        trace=WORDS,
-        quiet=st.booleans(),
-        secret=WORDS,
+        scale=st.floats(1e-9, 1e12), kind=st.sampled_from(["round", "square"]), trace=WORDS,
+        quiet=st.booleans(), secret=WORDS,
     )
-)
+)  # fmt: skip
 def test_any_options_come_back_from_a_command_line(made):
     words = [*made.names, f"-c={made.count}", "--scale", str(made.scale), f"--kind={made.kind}"]
     words += ["--sizes", *map(str, made.sizes), "--trace", made.trace, "--secret", made.secret]
@@ -83,15 +77,11 @@ def test_any_options_come_back_from_a_command_line(made):
 @pytest.mark.parametrize(
     ("words", "name", "value"),
     [
-        ("a", "sizes", (1, 2)),
-        ("a a b", "names", ("a", "b")),
-        ("a -c4", "count", 4),
-        ("a --trace --quiet", "quiet", True),
-        ("a --folder None", "folder", Path("None")),
-        ("a --seed 1 --seed 2", "seed", 2),
-        ("-- --a_b", "names", ("--a_b",)),
+        ("a", "sizes", (1, 2)), ("a a b", "names", ("a", "b")), ("a -c4", "count", 4),
+        ("a --trace --quiet", "quiet", True), ("a --folder None", "folder", Path("None")),
+        ("a --seed 1 --seed 2", "seed", 2), ("-- --a_b", "names", ("--a_b",)),
     ],
-)
+)  # fmt: skip
 def test_what_is_given_counts_and_the_rest_has_its_default(words, name, value):
     assert getattr(make(words), name) == value
 
@@ -145,14 +135,10 @@ def test_help_says_all_that_the_dataclass_says(capsys):
 
 def test_groups_are_shown_alone_and_flags_taken_back(capsys):
     reader = Reader(
-        program="made",
-        description="Makes.",
-        groups={"base": Base, "made": Made},
-        without=("names", "seed", "folder"),
-        has_negations=True,
-        has_group_help=True,
+        program="made", description="Makes.", groups={"base": Base, "made": Made},
+        without=("names", "seed", "folder"), has_negations=True, has_group_help=True,
         explain=lambda option: "ask them" if option == "--theirs" else None,
-    )
+    )  # fmt: skip
     values = reader.read(["--quiet", "--no-quiet", "-c", "5"])
     assert values == {"quiet": False, "count": 5}
     assert Reader(program="p", description="", groups={"base": Base}, has_negations=True).read(

@@ -505,12 +505,9 @@ def test_bytes_that_are_no_text_stay_past_a_stream_and_reports_fit_into_it(monke
 
 
 COMMANDS = {
-    "--help": "[ARGS...]",
-    "train --help": "HOST=NAME,...",
-    "stacks --help": "[OPTION ...]",
-    "bench prove ring --ranks 4": "1-4 ",
-    "doctor": "0 failures",
-}
+    "--help": "[ARGS...]", "train --help": "HOST=NAME,...", "stacks --help": "[OPTION ...]",
+    "bench prove ring --ranks 4": "1-4 ", "doctor": "0 failures",
+}  # fmt: skip
 """With what they print; the last one ends its process."""
 IN_TURN = """
 import contextlib, sys

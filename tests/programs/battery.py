@@ -30,12 +30,9 @@ TRANSPORTS = ("auto", "shared-memory", "mpi", "torch", "shared-memory+mpi")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 SCALES = {"float64": 2**40, "float32": 2**12, "int64": 2**55, "int32": 2**24}
 VARIANTS = (
-    "ring:segments=3",
-    "naive-ring:segments=2",
-    "direct:servers=1",
-    "double-tree:segments=4",
+    "ring:segments=3", "naive-ring:segments=2", "direct:servers=1", "double-tree:segments=4",
     "two-level:inner=ring,outer=recursive-doubling",
-)
+)  # fmt: skip
 PARTING = ("auto", "ring", "direct")
 ROOTED = ("auto", "binomial-tree", "gather-broadcast", "naive-ring:segments=3")
 WHOLE = tuple(name for name in registry.names() if name != "central")
@@ -51,16 +48,11 @@ def list_sums(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ..
     what += [("reduce_scatter", name) for name in PARTING]
     what += [("reduce", name) for name in ROOTED]
     return {
-        "what": tuple(what),
-        "transport": transports,
-        "type": (*FLOATS, "int32", "int64"),
-        "operator": ("sum", "average", "product", "min", "max"),
-        "count": COUNTS,
-        "memory": MEMORY,
-        "root": tuple(range(size)),
-        "reduction": ("default", "own", "wide"),
+        "what": tuple(what), "transport": transports, "type": (*FLOATS, "int32", "int64"),
+        "operator": ("sum", "average", "product", "min", "max"), "count": COUNTS,
+        "memory": MEMORY, "root": tuple(range(size)), "reduction": ("default", "own", "wide"),
         "fixed order": (False, True),
-    }
+    }  # fmt: skip
 
 
 def list_moves(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:

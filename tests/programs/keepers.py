@@ -160,25 +160,15 @@ def fail_after_the_end(failure_handler: FailureHandler) -> None:
 
 
 CASES: dict[str, Callable[[FailureHandler], None]] = {
-    "text raises": raise_unreadable(shout),
-    "text exits": raise_unreadable(sys.exit),
+    "text raises": raise_unreadable(shout), "text exits": raise_unreadable(sys.exit),
     "text blocks": raise_unreadable(block),
-    "text is no text": raise_unreadable(lambda: "a\udcff"),
-    "stderr closed": close_stderr,
-    "stderr full": fill_stderr,
-    "stderr clogged": clog_stderr,
-    "stderr replaced": replace_stderr,
-    "log blocks": block_log,
-    "outcome blocks": block_outcome,
-    "hook raises": set_hook(shout),
-    "hook blocks": set_hook(block),
-    "deadline breaks": break_deadline,
-    "claim breaks": break_claim,
-    "speaker silent": leave_to_nobody,
-    "peer lost": lose_peer,
-    "alone": be_alone,
-    "done": fail_after_the_end,
-}
+    "text is no text": raise_unreadable(lambda: "a\udcff"), "stderr closed": close_stderr,
+    "stderr full": fill_stderr, "stderr clogged": clog_stderr, "stderr replaced": replace_stderr,
+    "log blocks": block_log, "outcome blocks": block_outcome, "hook raises": set_hook(shout),
+    "hook blocks": set_hook(block), "deadline breaks": break_deadline,
+    "claim breaks": break_claim, "speaker silent": leave_to_nobody, "peer lost": lose_peer,
+    "alone": be_alone, "done": fail_after_the_end,
+}  # fmt: skip
 
 
 BOUNDS = {

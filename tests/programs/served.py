@@ -177,12 +177,9 @@ def train(way: Way, session: Session) -> dict[str, object]:
 
     with mock.patch.object(Serving, "_make_wire", make_own_wire):
         serving = Serving(
-            session,
-            roles,
-            model,
-            UpdateRule(make_optimizer, lambda step: RATE, way.bound),
+            session, roles, model, UpdateRule(make_optimizer, lambda step: RATE, way.bound),
             find_failure_handler(session).fail,
-        )
+        )  # fmt: skip
     if way.is_busy and serving._server is not None:
         keep_busy(serving._server, way.deadline)
     session.comm.Barrier()

@@ -229,13 +229,10 @@ KILLS = int(os.environ.get("MPIDDP_TEST_KILLS", "100"))
 KILL_SECONDS = 30.0
 """From a kill to its exception; it is below 1 s where nobody else uses the cores."""
 WORK = {
-    "sleep": (called.sleep_on, -1),
-    "reduce": (called.reduce_again,),
-    "call": (called.nothing,),
-    "send": (len, [b"x" * 10] * 20_000),
-    "return": (called.make_zeros, 1 << 20),
+    "sleep": (called.sleep_on, -1), "reduce": (called.reduce_again,), "call": (called.nothing,),
+    "send": (len, [b"x" * 10] * 20_000), "return": (called.make_zeros, 1 << 20),
     "print": (called.print_much, 50),
-}
+}  # fmt: skip
 
 
 @contextlib.contextmanager

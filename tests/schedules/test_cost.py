@@ -301,12 +301,8 @@ SPARE_FORMS = {
     "bine:variant=butterfly": "halving-doubling",
 }
 NOT_ON_ALL_NODES = {
-    "recursive-doubling",
-    "halving-doubling",
-    "binomial-tree",
-    "double-tree",
-    "bine",
-}
+    "recursive-doubling", "halving-doubling", "binomial-tree", "double-tree", "bine",
+}  # fmt: skip
 """They have no closed form on nodes whose numbers of ranks do not suit them."""
 
 
@@ -341,12 +337,9 @@ def test_the_closed_form_is_the_simulation_on_any_machine(name, hosts, size, mac
 
 @settings(max_examples=100)
 @given(
-    hosts=st.integers(1, 8),
-    size=st.integers(1, 8),
-    servers=st.integers(1, 12),
-    name=st.sampled_from(["direct", "central"]),
-    machine=machines(),
-)
+    hosts=st.integers(1, 8), size=st.integers(1, 8), servers=st.integers(1, 12),
+    name=st.sampled_from(["direct", "central"]), machine=machines(),
+)  # fmt: skip
 def test_the_closed_form_knows_the_number_of_servers(hosts, size, servers, name, machine):
     ranks = hosts * size
     servers = min(servers, ranks if name == "direct" else max(ranks // 2, 1))

@@ -80,17 +80,11 @@ def test_what_is_right(schedule):
 @pytest.mark.parametrize(
     "transfer",
     [
-        Transfer(2, 0, 0, 1, True),
-        Transfer(0, 2, 0, 1, True),
-        Transfer(-1, 0, 0, 1, True),
-        Transfer(0, -1, 0, 1, True),
-        Transfer(0, 0, 0, 1, True),
-        Transfer(0, 1, 0, 0, True),
-        Transfer(0, 1, 1, 0, True),
-        Transfer(0, 1, 0, 2, True),
-        Transfer(0, 1, -1, 1, True),
+        Transfer(2, 0, 0, 1, True), Transfer(0, 2, 0, 1, True), Transfer(-1, 0, 0, 1, True),
+        Transfer(0, -1, 0, 1, True), Transfer(0, 0, 0, 1, True), Transfer(0, 1, 0, 0, True),
+        Transfer(0, 1, 1, 0, True), Transfer(0, 1, 0, 2, True), Transfer(0, 1, -1, 1, True),
     ],
-)
+)  # fmt: skip
 def test_a_message_needs_two_ranks_and_some_chunks(transfer):
     steps = [[add(0, 1)], [copy(1, 0)], [transfer]]
     schedule, words = all_reduce(2, 1, steps), ("two of 2 ranks", "some of 1 chunks")

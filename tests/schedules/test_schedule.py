@@ -40,13 +40,9 @@ def schedules(draw):
     )
     steps = draw(st.lists(st.lists(transfers, max_size=6), max_size=4))
     return Schedule(
-        draw(st.sampled_from(list(MIRROR))),
-        n,
-        c,
-        tuple(map(tuple, steps)),
-        tuple(range(n)),
+        draw(st.sampled_from(list(MIRROR))), n, c, tuple(map(tuple, steps)), tuple(range(n)),
         tuple(draw(st.lists(st.integers(0, n - 1), min_size=c, max_size=c))),
-    )
+    )  # fmt: skip
 
 
 @given(schedules(), st.integers(0, 300))
@@ -151,21 +147,13 @@ def test_every_transfer_is_one_send_and_one_receive_in_its_step(schedule):
 
 COUNTS = (0, 1, 3, 7, 64, 101)
 PARAMETERS = (
-    "direct:servers=1",
-    "direct:servers=3",
-    "central:servers=2",
-    "central:servers=3",
-    "central:servers=8",
-    "pat:aggregation=1",
-    "pat:aggregation=5",
-    "swing:variant=latency",
-    "bine:variant=butterfly",
-    "two-level:inner=swing,outer=pat",
+    "direct:servers=1", "direct:servers=3", "central:servers=2", "central:servers=3",
+    "central:servers=8", "pat:aggregation=1", "pat:aggregation=5", "swing:variant=latency",
+    "bine:variant=butterfly", "two-level:inner=swing,outer=pat",
     "two-level:inner=ring,outer=recursive-doubling",
-    "two-level:inner=halving-doubling,outer=one-shot",
-    "two-level:inner=double-tree,outer=direct",
+    "two-level:inner=halving-doubling,outer=one-shot", "two-level:inner=double-tree,outer=direct",
     "two-level:inner=central,outer=ring",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("text", PARAMETERS)

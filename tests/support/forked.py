@@ -36,12 +36,9 @@ class Server:
         # Not a file, which ranks on a full disk could not write.
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(self.socket)],
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+            env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
 
     def wait(self) -> None:
         """Until it can be asked."""

@@ -387,12 +387,9 @@ class Job:
     def result(self) -> Result:
         code = self.process.poll()
         return Result(
-            tuple(map(str, self.process.args)),
-            -signal.SIGKILL if code is None else code,
-            self.stdout(),
-            self.stderr(),
-            time.monotonic() - self.began,
-        )
+            tuple(map(str, self.process.args)), -signal.SIGKILL if code is None else code,
+            self.stdout(), self.stderr(), time.monotonic() - self.began,
+        )  # fmt: skip
 
     def kill(self) -> None:
         self.process.kill()
@@ -444,14 +441,9 @@ def start(
         environment = make_environment(launcher, processes, scratch, env or {})
         with (scratch / "stdout").open("wb") as out, (scratch / "stderr").open("wb") as err:
             process = subprocess.Popen(
-                launcher.command(ranks, program),
-                stdin=stdin,
-                stdout=out,
-                stderr=err,
-                env=environment,
-                cwd=cwd,
-                start_new_session=True,
-            )
+                launcher.command(ranks, program), stdin=stdin, stdout=out, stderr=err,
+                env=environment, cwd=cwd, start_new_session=True,
+            )  # fmt: skip
         job = Job(process, scratch, processes, max(timeout, SHORTEST_DEADLINE))
         try:
             yield job
@@ -479,13 +471,9 @@ def execute(
     given = {**source, "stderr": subprocess.PIPE, **options}
     began = time.monotonic()
     done = subprocess.run(
-        words,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=timeout,
-        env=clean_environment(env),
+        words, stdout=subprocess.PIPE, text=True, timeout=timeout, env=clean_environment(env),
         **given,
-    )
+    )  # fmt: skip
     seconds = time.monotonic() - began
     command = tuple(map(str, words))
     return Result(command, done.returncode, done.stdout, done.stderr or "", seconds)

@@ -88,13 +88,10 @@ class Pool:
             environment = launchers.make_environment(launcher, self._processes, scratch, variables)
             with _inherited(environment):
                 self._ranks = mpiddp.ranks(
-                    ranks,
-                    timeout=CALL_SECONDS,
-                    allow_shared_gpu=True,
-                    launcher=str(launcher.mpirun),
-                    launcher_options=shlex.join(flags),
+                    ranks, timeout=CALL_SECONDS, allow_shared_gpu=True,
+                    launcher=str(launcher.mpirun), launcher_options=shlex.join(flags),
                     output=self._keep,
-                )
+                )  # fmt: skip
             self._resources = stack.pop_all()
 
     def _keep(self, rank: int, role: str, text: str) -> None:

@@ -27,12 +27,9 @@ from oracle import check_promises
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 """Without shrinking: where ranks wait for each other in vain, every attempt takes its time."""
 FUNCTIONS = {
-    Operator.SUM: torch.add,
-    Operator.AVERAGE: torch.add,
-    Operator.PRODUCT: torch.mul,
-    Operator.MIN: torch.minimum,
-    Operator.MAX: torch.maximum,
-}
+    Operator.SUM: torch.add, Operator.AVERAGE: torch.add, Operator.PRODUCT: torch.mul,
+    Operator.MIN: torch.minimum, Operator.MAX: torch.maximum,
+}  # fmt: skip
 
 
 def combine(values: Sequence[torch.Tensor], operator: Operator) -> torch.Tensor:

@@ -55,12 +55,9 @@ class Cluster:
         row = launchers.find(library)
         chosen = (f"--mpi={mpi}",) if mpi is not None else ()
         return replace(
-            row,
-            name=f"srun-{library}",
-            mpirun=find_program("srun"),
-            flags=(*chosen, *flags),
+            row, name=f"srun-{library}", mpirun=find_program("srun"), flags=(*chosen, *flags),
             environment={**row.environment, **self.environment()},
-        )
+        )  # fmt: skip
 
     def job_environment(self, **variables: str) -> dict[str, str]:
         """What a batch job is submitted with that uses Open MPI, and this Python."""

@@ -130,14 +130,11 @@ LEFT = {
     refusals.make_again: [1.0, 1.0, 3.0, 3.0, 5.0, 5.0],
     refusals.talk_in_two_threads: [3.0, 2.0, 1],
     refusals.list_ranges: [
-        ("mpiddp:all_reduce", False),
-        ("mpiddp:broadcast", False),
-        ("all_reduce", [[9]]),
-        ("broadcast", [[9]]),
-        ("all_reduce", [[9]]),
+        ("mpiddp:all_reduce", False), ("mpiddp:broadcast", False), ("all_reduce", [[9]]),
+        ("broadcast", [[9]]), ("all_reduce", [[9]]),
     ],
     refusals.compile_a_model: [1.0, 1.0, 0.0, 0.0, 0.0],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

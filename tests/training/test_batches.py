@@ -56,13 +56,9 @@ def test_the_smallest_batch_is_known(samples: int, ranks: int, size: int, drops:
 
 
 @given(
-    samples=sizes,
-    ranks=st.integers(1, 6),
-    batch_size=st.integers(1, 8),
-    passes=st.integers(1, 3),
-    epoch=st.integers(1, 5),
-    drops=st.booleans(),
-)
+    samples=sizes, ranks=st.integers(1, 6), batch_size=st.integers(1, 8),
+    passes=st.integers(1, 3), epoch=st.integers(1, 5), drops=st.booleans(),
+)  # fmt: skip
 def test_a_step_is_the_mean_over_its_samples(samples, ranks, batch_size, passes, epoch, drops):
     cuts = [Cut(batch_size, rank, ranks, drops_last=drops) for rank in range(ranks)]
     batches = [make_training_batches(Samples(numbered(samples)), cut) for cut in cuts]

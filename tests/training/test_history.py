@@ -117,15 +117,11 @@ def test_what_a_shell_lists_beside_runs_is_left_out_with_a_line(tmp_path, capsys
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        "{",
-        '{"epoch": 2, "step": 20}',
-        '{"epoch": 2, "step": 20, "loss": NaN}',
-        '{"epoch": true, "step": 20, "loss": 1}',
-        '{"epoch": 2, "step": 20, "loss": "low"}',
+        "", "{", '{"epoch": 2, "step": 20}', '{"epoch": 2, "step": 20, "loss": NaN}',
+        '{"epoch": true, "step": 20, "loss": 1}', '{"epoch": 2, "step": 20, "loss": "low"}',
         f'{{"epoch": 2, "step": 20, "loss": 1{"0" * 400}}}',
     ],
-)
+)  # fmt: skip
 def test_a_damaged_row_is_named(line: str, tmp_path: Path) -> None:
     write_run(tmp_path / "run", [row(1)], tail=f"{line}\n{json.dumps(row(3))}\n")
     message = refuse("run", tmp_path)
