@@ -1,16 +1,22 @@
 """``benchmarks checkpoint``: what its job reports, and what is made of that."""
 
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 import documents
-from benchmarks.measure.checkpoint import contenders
+from benchmarks.measure.checkpoint import contenders, worker
 from benchmarks.measure.checkpoint.worker import name_costs
 from benchmarks.measure.engine import CellGroup, run
 from benchmarks.records.schema import read_record
 from measured import MPIRUN
+from mpiddp.checkpoints.storage.rank_group import RankGroup
 
 PLAN = contenders.QUANTITY.parse([]).plan
 ROUNDS = (
@@ -37,9 +43,8 @@ def test_costs_are_shares_of_the_steps_between_two_checkpoints():
     assert [each["asynchronous"] for each in ROUNDS] == [1.0, 1.0, -0.5]
     found = make()
     assert contenders.find_share(found, "synchronous") == 3 / (50 * 2)
-    assert contenders.find_share(make(replace(PLAN, save_every=100)), "asynchronous") == 1 / (
-        100 * 2
-    )
+    rare = make(replace(PLAN, save_every=100))
+    assert contenders.find_share(rare, "asynchronous") == 1 / (100 * 2)
     assert contenders.compare_with_raw(found).estimate == 1.5
     assert contenders.find_agreement_share(found) == 0.01 / 2 + 0.02
 
@@ -79,6 +84,33 @@ def test_ranks_which_run_elsewhere_are_told_the_whole_path(monkeypatch, tmp_path
     assert list(Path("disk").iterdir()) == []
 
 
+def test_ranks_begin_a_part_together_and_a_checkpoint_that_fails_ends_all(monkeypatch, tmp_path):
+    noted, ranks = [], RankGroup()
+    training = SimpleNamespace(
+        name_state=lambda: {"weights": torch.ones(8)}, device="cpu",
+        time_step=lambda: noted.append("step") or 1.0,
+    )  # fmt: skip
+    bench = worker.CheckpointBench(replace(PLAN, directory=tmp_path), training, ranks)
+    monkeypatch.setattr(ranks, "gather", lambda value: noted.append("met") or [value])
+    bench.time_steps()
+    assert noted == ["met", *["step"] * PLAN.steps]
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_: None)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(OSError, match=r"a checkpoint in .* could not be written"):
+        bench.time_asynchronous()
+
+
+def test_of_the_processor_time_that_of_the_thread_for_signals_is_told(monkeypatch):
+    spent, shares = [], iter((0.03, 0.01))  # With the thread, and without it.
+    clock = SimpleNamespace(
+        perf_counter=time.perf_counter, process_time=lambda: sum(spent),
+        sleep=lambda seconds: spent.append(next(shares) * seconds),
+    )  # fmt: skip
+    for name, fake in (("time", clock), ("StepAgreement", Mock()), ("PreemptionSignals", Mock())):
+        monkeypatch.setattr(worker, name, fake)
+    assert worker.measure_agreement(Mock())[1] == pytest.approx(0.02)
+
+
 @pytest.mark.long
 @pytest.mark.mpi
 def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys, monkeypatch):
@@ -88,10 +120,8 @@ def test_checkpoints_are_measured_drawn_and_recorded(tmp_path, capsys, monkeypat
     words = [*documents.read_command("python -m benchmarks checkpoint"), "--targets"]
     written = tmp_path / "disk"
     written.mkdir()
-    run(
-        contenders.QUANTITY,
-        [*words, "--directory", "disk", "--output", str(record), "--output", str(picture)],
-    )
+    words += ["--directory", "disk", "--output", str(record), "--output", str(picture)]
+    run(contenders.QUANTITY, words)
     printed = capsys.readouterr().out
     assert "mlp:megabytes=4, AdamW, 2 ranks (cpu), batch 8 per rank" in printed
     assert "target: a checkpoint every 50 steps, synchronous: at most 3.5% of training" in printed

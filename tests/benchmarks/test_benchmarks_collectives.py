@@ -71,15 +71,16 @@ def fake_measuring(monkeypatch, *cells: Cell, **more) -> None:
     monkeypatch.setattr(engine, "check_run", lambda *_, **__: MPIRUN)
 
 
-def test_a_wrong_result_ends_with_an_error_after_the_tables(monkeypatch, capsys):
+def test_a_wrong_result_is_recorded_and_an_error_after_the_tables(monkeypatch, capsys, tmp_path):
     wrong = Refusal(
         quantity="all-reduce", contender=PRIVATE_OWN.label, at={"ranks": 2, "bytes": 8},
         reason="its result has 2 wrong elements", kind=WRONG,
     )  # fmt: skip
     fake_measuring(monkeypatch, make_cell(GLOO_ROW, 8, [[1.0]]), refusals=[wrong])
+    path = tmp_path / "record.jsonl"
     with pytest.raises(WrongResultError, match=r"all-reduce, .*, 2 ranks, 8 B: .*2 w") as caught:
-        engine.run(QUANTITIES["allreduce"], ["--ranks", "2"])
-    assert caught.value.exit_code == 1
+        engine.run(QUANTITIES["allreduce"], ["--ranks", "2", "--output", str(path)])
+    assert caught.value.exit_code == 1 and wrong.reason in path.read_text()
     output = capsys.readouterr().out
     assert "8 B of float32" in output and "left out: mpiddp auto, auto, private" in output
     # So does what becomes wrong in a later round.
@@ -93,9 +94,8 @@ def test_targets_are_judged_only_on_request(monkeypatch, capsys, tmp_path, words
     cells = make_cell(GLOO_ROW, M, [[4.0]] * 6), make_cell(PRIVATE_OWN, M, [[1.0]] * 6)
     fake_measuring(monkeypatch, *cells)
     path = tmp_path / "record.jsonl"
-    engine.run(
-        QUANTITIES["allreduce"], ["--ranks", "2", "--sizes", "1M", "--output", str(path), *words]
-    )
+    told = ["--ranks", "2", "--sizes", "1M", "--output", str(path), *words]
+    engine.run(QUANTITIES["allreduce"], told)
     text = "target: mpiddp auto, auto, private: at least 4 × Gloo: 1 MiB 4.000: met"
     assert (text in capsys.readouterr().out) == bool(words)
     record = read_record(path)
@@ -218,8 +218,7 @@ def test_every_collective_of_every_contender_is_exact():
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     drawing = tmp_path / "allreduce.svg"
     words = documents.read_command("python -m benchmarks allreduce", "performance.md")
-    words += ["--iterations", "3", "--repetitions", "1"]
-    words += ["--transports", "auto", "mpi", "--targets"]
+    words += ["--iterations", "3", "--repetitions", "1", "--transports", "auto", "mpi", "--targets"]
     table = tmp_path / "table.json"
     write_table(table, {}, [])
     # Variables of an outer launch must not reach the ranks, which run in another directory.
@@ -294,9 +293,11 @@ def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
     )
     found = make_group(times, left_out)
     found.cells[2].details.update(ran="direct over shared-memory", stopped="budget")
+    for cell in found.cells:
+        cell.at["busy"] = 3
     text = tables.format_run([found], make_plan())
     lines = text.splitlines()
-    assert "all-reduce: 1 MiB of float32, sum, 6 iterations" in lines
+    assert "all-reduce: 1 MiB of float32, sum, 3 busy on each node, 6 iterations" in lines
     row = next(line for line in lines if line.startswith("mpiddp auto"))
     # 2 ms: half a GB/s; the 5th of 100 lies a quarter from 1 ms to 1 ms.
     expected = "auto private direct over shared-memory 2 ms 1 ms – 3 ms 1 ms – 3 ms 0.524 0"
@@ -341,16 +342,15 @@ PAIRS = list(itertools.permutations(range(4), 2))
 
 def test_the_matrix_has_a_row_for_each_node_that_sends():
     row = contenders.Contender(contenders.MPI, quantity="all-pairs")
+    ends = [{"bytes": M, "from": source, "to": target} for source, target in PAIRS]
     cells = [
-        replace(
-            make_cell(row, M, [[1e-3 * (1 + source)]] * 3),
-            ranks=4, nodes=4, at={"bytes": M, "from": source, "to": target},
-        )
-        for source, target in PAIRS
-    ]  # fmt: skip
+        replace(make_cell(row, M, [[1e-3 * (1 + at["from"])]] * 3), ranks=4, nodes=4, at=at)
+        for at in ends
+    ]
     lines = tables.format_matrix(cells, M).splitlines()
     assert " ".join(lines[1].split()) == "from \\ to node 0 node 1 node 2 node 3"
     assert " ".join(lines[3].split()) == "node 1 2 ms, 0.524 – 2 ms, 0.524 2 ms, 0.524"
+    assert lines[-1].startswith("slow: node 3 → node 2 takes 4.0 times")
 
 
 def test_a_slow_node_or_link_is_named_and_no_other():
@@ -370,17 +370,15 @@ def judge(times, ranks=2, cores=2, nodes=None) -> dict[str, Target]:
 
 def test_two_ranks_have_the_promised_speeds():
     quick, slow = [[1.0]] * 6, [[10.0]] * 6
-    times = {(GLOO_ROW, size): slow for size in (8, 256 * K, M, 64 * M)}
-    times |= {(PRIVATE_OWN, size): quick for size in (8, 256 * K, M, 64 * M)}
-    times |= {(MPI_ROW, size): [[1.5]] * 6 for size in (8, 256 * K, M, 64 * M)}
+    rows = {GLOO_ROW: slow, PRIVATE_OWN: quick, MPI_ROW: [[1.5]] * 6}
+    times = {(row, size): rows[row] for row in rows for size in (8, 256 * K, M, 64 * M)}
     times |= {(probe(name), contenders.BOUND_BYTES): [[0.7]] for name in contenders.COPIES}
     times |= {(SHARED_OWN, 64 * M): quick}
     found = judge(times)
     by_gloo = found["mpiddp auto, auto, private: at least 4 × Gloo"]
     assert by_gloo.found == dict.fromkeys(["256 KiB", "1 MiB", "64 MiB"], 10) and by_gloo.met
-    at_all, at_most = (
-        found[f"mpiddp auto, auto, private: at least {least} × MPI_Allreduce"] for least in (1, 2)
-    )
+    by_mpi = "mpiddp auto, auto, private: at least {} × MPI_Allreduce"
+    at_all, at_most = (found[by_mpi.format(least)] for least in (1, 2))
     assert list(at_all.found) == ["1 MiB", "64 MiB"] and at_all.met
     assert list(at_most.found) == ["64 MiB"] and not at_most.met
     assert str(at_most).endswith(": 64 MiB 1.500: missed")

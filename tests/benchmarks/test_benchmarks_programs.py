@@ -1,18 +1,17 @@
 """``python -m benchmarks programs``: whole programs of torch.distributed, over both backends."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark_runs import check_drawing, record_benchmark
 from benchmarks.measure.engine import CellGroup, find_speeds
-from benchmarks.measure.programs import contenders
+from benchmarks.measure.programs import contenders, training
 from benchmarks.measure.programs.worker import MAKERS
 from benchmarks.records.schema import make_cell
 
 COMPILED = "tokens-compiled"
-
-
 PLAN = contenders.QUANTITY.parse([]).plan
 
 
@@ -51,6 +50,14 @@ def test_the_speed_is_that_of_rounds_and_kept_as_a_promise():
     [target] = contenders.judge(groups, PLAN)
     assert target.met and "3 × Gloo's tokens" in str(target)
     assert not contenders.judge([make("tokens", [2.9] * 9, [1] * 9)], PLAN)[0].met
+
+
+def test_a_training_updates_its_parameters_in_one_call():
+    """One for each parameter takes as long as the gradients."""
+    program = training.train_by_ddp(None, ranks=2, seed=1)
+    with torch.profiler.profile() as profile:
+        program.step()
+    assert [event.name for event in profile.events()].count("aten::_fused_adamw_") == 1
 
 
 @pytest.mark.mpi

@@ -23,13 +23,8 @@ from measured import MPIRUN
 
 def make_runs(*times: tuple[float, ...], staleness: dict[str, int] | None = None):
     """Runs whose accuracy is 50 %, 60 % and so on after so many seconds."""
-    return [
-        TrainingRun(
-            tuple((seconds, 0.5 + 0.1 * place) for place, seconds in enumerate(each)),
-            staleness or {},
-        )
-        for each in times
-    ]
+    curves = [[(at, 0.5 + 0.1 * place) for place, at in enumerate(each)] for each in times]
+    return [TrainingRun(tuple(each), staleness or {}) for each in curves]
 
 
 PLAN = replace(

@@ -51,10 +51,8 @@ def make(trainer: list[float], bare: list[float]) -> CellGroup:
 
 def test_the_speed_is_that_of_rounds():
     groups = [make([1, 2, 0.31] * 3, [0.99, 1, 0.3069] * 3), make([2] * 9, [1] * 9)]
-    assert [each.estimate for each in find_speeds(groups, TRAINER, BARE)] == [
-        pytest.approx(0.99),
-        0.5,
-    ]
+    speeds = [each.estimate for each in find_speeds(groups, TRAINER, BARE)]
+    assert speeds == pytest.approx([0.99, 0.5])
     words = tabulate(groups, PLAN).splitlines()[1].split()
     assert " ".join(words[:-1]) == "convnet 2 16 24 steps 1 s 990 ms 10 ms 0.990"
     unknown, missed = (judge([each], PLAN)[0] for each in groups)
@@ -62,10 +60,8 @@ def test_the_speed_is_that_of_rounds():
     assert str(unknown).endswith(" 0.990: cannot be judged from these rounds")
     assert judge([make([8] * 6, [9] * 6)], PLAN)[0].met
     # Rounds that are alike tell less than as many that are not.
-    alike, others = (
-        make(each * 3, [1.0] * 18) for each in ([1, 1, 1, 0.9, 0.9, 0.9], [1, 0.9] * 3)
-    )
-    assert [judge([each], PLAN)[0].met for each in (alike, others)] == [None, True]
+    groups = [make(each * 3, [1.0] * 18) for each in ([1] * 3 + [0.9] * 3, [1, 0.9] * 3)]
+    assert [judge([each], PLAN)[0].met for each in groups] == [None, True]
 
 
 @pytest.mark.parametrize(("usual", "steps", "turns"), [(0.005, 12, 12), (0.25, 2, 6), (5.0, 1, 1)])
@@ -86,8 +82,7 @@ def test_both_loops_take_as_many_turns_in_pairs(usual, steps, turns):
 def train_barely(session: mpiddp.Session, steps: int) -> list[list[float]]:
     torch.manual_seed(2)
     model = torch.nn.Linear(3, 2)
-    for _ in islice(take_steps(model, SAMPLES, LABELS, SETTINGS), steps):
-        pass
+    list(islice(take_steps(model, SAMPLES, LABELS, SETTINGS), steps))
     return model.weight.tolist()
 
 

@@ -163,9 +163,8 @@ def test_a_table_has_parts_speed_efficiency_and_bytes():
     assert "left out: one-shot: no room" in text
     assert "wrong: auto: the ranks' parameters differ" in text
     assert "other programs took 25% of the cores" in text
-    assert list_wrong([group]) == [
-        "training step, auto, mlp, 2 ranks: the ranks' parameters differ"
-    ]
+    (wrong,) = list_wrong([group])
+    assert wrong == "training step, auto, mlp, 2 ranks: the ranks' parameters differ"
 
 
 def test_efficiency_is_against_one_rank_with_the_same_update():
@@ -179,9 +178,8 @@ def test_efficiency_is_against_one_rank_with_the_same_update():
 
 
 def test_what_others_send_meanwhile_is_left_out_of_what_is_read():
-    busy, quiet = (
-        replace(make_visit(1.0), reading=StepTraffic(n, 2 * n, is_read=True)) for n in (9e6, 1e6)
-    )
+    readings = [StepTraffic(n, 2 * n, is_read=True) for n in (9e6, 1e6)]
+    busy, quiet = (replace(make_visit(1.0), reading=each) for each in readings)
     visitor = make_visitor({FRAMEWORKS: [busy, quiet, busy]})
     assert contenders.find_traffic(visitor, FRAMEWORKS) == StepTraffic(1e6, 2e6, is_read=True)
     assert contenders.find_traffic(visitor, FRAMEWORKS, is_on_gpu=True) is None
@@ -253,8 +251,7 @@ def list_steps(record) -> list[Cell]:
 def test_all_contenders_are_measured_printed_and_written(tmp_path):
     drawing = tmp_path / "step.svg"
     arguments = documents.read_command("python -m benchmarks training-step")
-    arguments += ["--sync", *SYNCS, "--transports", "auto", "mpi"]
-    arguments += ["--straggler", "0=1.5"]
+    arguments += ["--sync", *SYNCS, "--transports", "auto", "mpi", "--straggler", "0=1.5"]
     # Variables of an outer launch must not reach the ranks.
     arguments = ["training-step", *arguments, "--output", str(drawing)]
     printed, found = record_benchmark(tmp_path / "step.jsonl", *arguments, PMIX_RANK="7")
@@ -302,11 +299,9 @@ def test_gradients_that_are_no_average_are_noticed(tmp_path, monkeypatch, capsys
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(contenders, "WORKER", "wrong_worker")
     arguments = ["--ranks", "2", "--models", "mlp:megabytes=0.1", "--sync", "framework", "ring"]
+    arguments += ["--transports", "mpi", "--repetitions", "1", "--iterations", "3"]
     with pytest.raises(WrongResultError, match="ring transport=mpi, mlp") as caught:
-        run(
-            contenders.QUANTITY,
-            [*arguments, "--transports", "mpi", "--repetitions", "1", "--iterations", "3"],
-        )
+        run(contenders.QUANTITY, arguments)
     assert "framework" not in str(caught.value)
     text = capsys.readouterr().out
     assert find_row(text, "framework") and "\nwrong: ring transport=mpi: after 2 steps" in text
@@ -537,9 +532,8 @@ def test_averages_train_what_one_process_with_all_samples_does():
         right = train_checked(spec, 3)
         assert find_problem([right, right, {}], expected, is_narrow=False) == ""
     # One worker's own gradients, and the sum in place of the average.
-    assert "way that one process" in find_problem(
-        [train_checked(spec, 1)], expected, is_narrow=False
-    )
+    wrong = train_checked(spec, 1)
+    assert "way that one process" in find_problem([wrong], expected, is_narrow=False)
     expected = checks.compute_alone(make_spec(), 3, torch.device("cpu"))["sample"]
     wrong = train_checked(make_spec(), 3, 3.0)
     assert "way that one process" in find_problem([wrong], expected, is_narrow=False)

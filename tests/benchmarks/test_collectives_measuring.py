@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launchers
+import mpiddp
 from benchmarks.judge.guidelines import list_broken
 from benchmarks.judge.slow_ranks import find_late_rank, find_slow_core
 from benchmarks.measure import engine
@@ -26,7 +27,7 @@ from benchmarks.measure.collectives import contenders, measurement
 from benchmarks.measure.collectives.cells import describe_overlap
 from benchmarks.measure.collectives.measurement import WORKER, measure_run
 from benchmarks.measure.collectives.options import check_memory
-from benchmarks.measure.collectives.ranks import inputs, load, messages, worker
+from benchmarks.measure.collectives.ranks import inputs, load, messages, torch_calls, worker
 from benchmarks.measure.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
 from benchmarks.measure.collectives.tables import list_remarks
 from benchmarks.measure.collectives.visits import LENGTH, CallVisit, CallVisitor, read_visit
@@ -62,12 +63,8 @@ def run_collective(quantity: str, operator: str, tensors: list[torch.Tensor]) ->
     """The collective on all ranks' tensors, in place, as torch computes it."""
     ranks, count = len(tensors), len(tensors[0])
     stacked = torch.stack(tensors)
-    reduced = {
-        "sum": stacked.sum(0),
-        "product": stacked.prod(0),
-        "min": stacked.min(0).values,
-        "max": stacked.max(0).values,
-    }[operator].to(tensors[0].dtype)
+    reduce = {"sum": torch.sum, "product": torch.prod, "min": torch.amin, "max": torch.amax}
+    reduced = reduce[operator](stacked, 0).to(tensors[0].dtype)
     parts = [slice(count * rank // ranks, count * (rank + 1) // ranks) for rank in range(ranks)]
     for rank, tensor in enumerate(tensors):
         if quantity == "all-reduce" or (quantity == "reduce" and rank == 0):
@@ -132,9 +129,8 @@ def test_dedicated_servers_contribute_nothing():
     inputs.fill(tensor, 1, 2)
     assert count_wrong(tensor, 1, 2, members=(1,)) == 0
     calls = FakeCalls(members=(0,))
-    assert worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
-    calls.rank = 1
-    assert worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
+    for calls.rank in (0, 1):
+        assert worker.measure(calls, make_spec(20_000, 1))["wrong"] == 0
 
 
 @pytest.fixture
@@ -305,6 +301,22 @@ def test_a_round_trip_is_two_messages(monkeypatch):
     monkeypatch.setattr(time, "perf_counter_ns", itertools.count(0, 1000).__next__)
     _, times = worker.time_iterations(Prepared(do_nothing, do_nothing, messages=2), 2)
     assert times == [500, 500]
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    for is_mutual, count in ((False, 2), (True, 1)):
+        spec = make_spec(8, 1, is_mutual=is_mutual)
+        assert torch_calls.prepare_exchange(spec, torch.device("cpu"), None).messages == count
+
+
+def find_barrier(session) -> bool:
+    """Whether calls of mpiddp over MPI are timed behind its own barrier."""
+    from benchmarks.measure.collectives.ranks.mpi_calls import MpiCalls  # In a rank: it starts MPI.
+
+    spec = replace(make_spec(8, 1, quantity="point-to-point", transport="mpi"), maker=OWN)
+    return MpiCalls(session).prepare(spec).barrier is mpiddp.barrier
+
+
+def test_ranks_that_sleep_do_not_wait_in_mpis_barrier_which_spins(pool):
+    assert pool("openmpi", 2).call(find_barrier).values == [True, True]
 
 
 def test_caches_are_swept_before_each_barrier(monkeypatch):
@@ -358,13 +370,11 @@ def test_what_overlaps_is_timed_alone_and_together(monkeypatch):
     def start():
         return partial(Nap.pass_until, Nap.now + 0.03)
 
-    def call():
-        start()()
-
-    found = worker.time_overlap(calls, Prepared(call, do_nothing, start=start), 5)
+    overlapped = Prepared(lambda: start()(), do_nothing, start=start)
+    found = worker.time_overlap(calls, overlapped, 5)
     assert [set(found[name]) for name in ("alone", "compute", "times")] == [{30_000_000}] * 3
     with pytest.raises(ConfigurationError, match="no call that goes on"):
-        worker.time_overlap(calls, Prepared(call, do_nothing), 1)
+        worker.time_overlap(calls, Prepared(do_nothing, do_nothing), 1)
     # Of a call of 2 s beside a computation of 3 s, half takes time.
     visit = CallVisit(((4.0,),), compute=3.0, alone=2.0)
     assert describe_overlap([visit]) == {"compute": 3.0, "alone": 2.0, "hidden": 0.5}
@@ -414,10 +424,8 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
     plan = make_plan("--algorithms", "auto", "--buffers", "private", "--repetitions", "2")
     with fake_jobs(monkeypatch, answer) as jobs:
         begun, group, ended = measure_run(2, MPIRUN, plan)
-    cells = group.cells
-    assert [cell.details["maker"] for cell in cells] == [
-        GLOO, BACKEND, PERSISTENT, OWN, PREPARED,
-    ]  # fmt: skip
+    makers = [cell.details["maker"] for cell in group.cells]
+    assert makers == [GLOO, BACKEND, PERSISTENT, OWN, PREPARED]
     refusals = {each.contender: each for each in group.refusals}
     assert refusals["plain ring"].reason == "not here"
     assert refusals["MPI_Allreduce"].kind == WRONG
@@ -425,9 +433,7 @@ def test_what_sums_wrongly_or_cannot_is_not_timed(monkeypatch):
     asked = [spec for spec in jobs[TORCH_JOB].asked if spec["maker"] == GLOO]
     assert [spec["iterations"] for spec in asked] == [LENGTH.fewest, 10, 10]
     assert begun.facts["ranks"] == ended.facts["ranks"] == 2 and not group.facts
-    assert ended.facts["first_calls"] == dict.fromkeys(
-        [GLOO, MPI, BACKEND, PERSISTENT, OWN, PREPARED], 5e-9
-    )
+    assert ended.facts["first_calls"] == dict.fromkeys([GLOO, MPI, *makers[1:]], 5e-9)
 
 
 def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_path, capsys):
@@ -447,10 +453,8 @@ def test_an_interruption_keeps_and_writes_what_was_measured(monkeypatch, tmp_pat
         engine.run(measurement.QUANTITIES["allreduce"], words)
     record = read_record(path)
     assert not record.is_complete and "node[1-2]" not in path.read_text()
-    assert [cell.details["stopped"] for cell in record.cells if cell.at["bytes"] == 8] == [
-        "rounds"
-    ] * 7
-    cut = [cell for cell in record.cells if cell.at["bytes"] == 64]
+    whole, cut = ([cell for cell in record.cells if cell.at["bytes"] == n] for n in (8, 64))
+    assert [cell.details["stopped"] for cell in whole] == ["rounds"] * 7
     assert sum(len(cell.samples) for cell in cut) == 9
     assert {cell.details["stopped"] for cell in cut} == {"interrupted"}
     assert "all-reduce: 8 B of float32, sum" in capsys.readouterr().out
@@ -529,11 +533,8 @@ def test_a_slow_core_is_named_and_equal_ones_are_not(seed, ranks):
 
 
 def test_a_planted_straggler_is_named_in_the_cells_and_the_table(monkeypatch):
-    def answer(spec):
-        return answer_with(400_000, 90_000, 410_000)
-
     plan = make_plan("--repetitions", "12", "--buffers", "private")
-    with fake_jobs(monkeypatch, answer, ranks=3):
+    with fake_jobs(monkeypatch, lambda _: answer_with(400_000, 90_000, 410_000), ranks=3):
         cells = [cell for group in measure_run(3, MPIRUN, plan) for cell in group.cells]
     assert {cell.details["slow_rank"] for cell in cells} == {1}
     assert next(list_remarks(cells)).startswith("slow rank: rank 1 comes late, by 310 µs")
@@ -579,9 +580,7 @@ def test_a_guideline_needs_intervals_of_the_same_contender():
     times = make_times(all_reduce=9, reduce=1, broadcast=1)
     task = next(iter(times))
     assert list_broken(task, {key: rounds[:3] for key, rounds in times.items()}) == []
-    gloo = {
-        replace(key, contender=replace(key.contender, maker=GLOO)): v for key, v in times.items()
-    }
+    gloo = {replace(k, contender=replace(k.contender, maker=GLOO)): v for k, v in times.items()}
     assert list_broken(task, {**gloo, task: times[task]}) == []
 
 
@@ -632,9 +631,8 @@ def test_all_pairs_are_those_of_nodes_if_there_are_several(nodes, senders):
 def test_messages_go_one_way_and_both_and_whole_elements_are_added():
     plan = make_plan("--sizes", "1", "4", command="point-to-point")
     one, four = contenders.list_blocks(plan, [0, 0], nccl=False)
-    assert [(task.contender.maker, task.is_mutual) for task in one] == list(
-        itertools.product([GLOO, MPI, OWN], [False, True])
-    )
+    ways = itertools.product([GLOO, MPI, OWN], [False, True])
+    assert [(task.contender.maker, task.is_mutual) for task in one] == list(ways)
     assert four[-1].contender.quantity == "reduction" and len(four) == len(one) + 1
 
 

@@ -103,10 +103,8 @@ def test_a_run_leaves_neither_detached_processes_nor_files(tmp_path, ends, monke
     launchers.until(lambda: not launchers.is_alive(int(pid)), "the end of what was killed")
 
 
-# Runs on other machines, played by this one
-
-
 reach_out = partial(_python, reaches_out=True)
+"""Runs on other machines, played by this one."""
 
 
 def test_what_a_run_prints_is_read():
@@ -151,8 +149,6 @@ GREET = (
     "from benchmarks.measure.launching.json_lines import connect\n"
     f"line = connect(sys.argv[-1].split(','), os.environ['{MARK}'], 'hello', 10)\n"
 )
-
-
 HANGS = "import time; time.sleep(300)"
 
 
@@ -204,7 +200,6 @@ def test_what_other_programs_take_is_told_apart(monkeypatch):
     ],
 )
 def test_a_job_that_dies_or_hangs_is_an_error_with_its_output(text, deadline, message):
-
     def use_job():
         with start_job(text) as job:
             replace(job, deadline=deadline).ask({"do": "it"}, "trying")

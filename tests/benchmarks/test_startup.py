@@ -76,6 +76,7 @@ def test_each_mpi_is_recognised(tmp_path, monkeypatch, text, title, tuned, crowd
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         command = mpirun.command(ranks)
         assert ("--allow-run-as-root" in command) == (tuned is not None and user == 0)
+        assert ("--bind-to" in command) == (tuned is not None)
         is_crowded = crowded is not None and ranks == 5
         assert (crowded in command) == is_crowded
         assert ("OMPI_MCA_mpi_yield_when_idle" in mpirun.variables(ranks)) == is_crowded
@@ -168,9 +169,8 @@ def test_the_table_shows_every_contender_and_ratios_round_by_round():
     assert lines[0].startswith("2 ranks, 3 rounds")
     row = next(line for line in lines if line.startswith(MPIDDP_TUNED))
     # median, quartiles, no interval of three, half of the median, 1/2 3/4 1/4, 1 3 2, CPU
-    assert row.removeprefix(MPIDDP_TUNED).split() == (
-        ["2.000", "1.500–2.500", "–", "1.000", "0.50", "2.00", "2.00"]
-    )
+    expected = "2.000 1.500–2.500 – 1.000 0.50 2.00 2.00"
+    assert row.removeprefix(MPIDDP_TUNED).split() == expected.split()
     assert len({len(line) for line in lines[1:6]}) == 1
 
 
@@ -223,15 +223,11 @@ def test_a_terminated_benchmark_ends_its_runs(tmp_path):
     note = tmp_path / "note"
     text = f'[ "$1" = --version ] && echo && exit\necho $$ >> {note}\nexec sleep 300'
     slow = write_program(tmp_path / "mpirun", text)
-    words = ["-m", "benchmarks", "startup", "--launcher", str(slow), "--ranks", "1"]
-    with subprocess.Popen(
-        # An order in which no torchrun comes first, which would be a real one.
-        [sys.executable, *words, "--seed", "5"],
-        cwd=ROOT,
-        env=clean_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as benchmark:
+    # An order in which no torchrun comes first, which would be a real one.
+    words = ["-m", "benchmarks", "startup", "--launcher", str(slow), "--ranks", "1", "--seed", "5"]
+    quiet = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    around = {"cwd": ROOT, "env": clean_environment(), **quiet}
+    with subprocess.Popen([sys.executable, *words], **around) as benchmark:
         until(lambda: note.exists() and note.read_text(), "the first run")
         benchmark.send_signal(signal.SIGTERM)
         assert benchmark.wait(30) == 130
@@ -346,13 +342,8 @@ def make_group(ranks: int, *own: tuple[float, float, float], nodes: int | None =
     seconds = [rest | dict(zip(tables.OWN, each, strict=True)) for each in own]
     runs = [Run(5.0, None, None, 3.0, each) for each in seconds]
     plain = [Run(6.0, None, None, 3.0)] * len(runs)
-    cells = []
-    for name, each in {
-        SESSION: runs,
-        TORCHRUN: plain,
-        TORCHRUN_STATIC: plain,
-        FLOOR: plain,
-    }.items():
+    cells, others = [], dict.fromkeys((TORCHRUN, TORCHRUN_STATIC, FLOOR), plain)
+    for name, each in {SESSION: runs, **others}.items():
         contender = Launch(name, "mpiddp", Program(("x",), {}, reaches_out=True), "")
         place = {"ranks": ranks, "nodes": nodes or 1}
         cells += make_cells(contender, make_series(list(enumerate(each)), 0), place)
@@ -392,8 +383,7 @@ def test_targets_are_medians_and_the_growth(late, reached):
 
 def test_targets_are_for_four_nodes_and_up_to_sixteen_ranks():
     other = make_group(4, (0.1, 0.1, 0.2), nodes=2)
-    many = make_group(32, (0.1, 0.1, 0.2))
-    four = make_group(4, (0.1, 0.1, 0.2))
+    many, four = (make_group(ranks, (0.1, 0.1, 0.2)) for ranks in (32, 4))
     (target,) = judge([other, many, four], PLAN)
     assert (target.found, target.met) == ({"": pytest.approx(0.4)}, False)
 
@@ -451,11 +441,8 @@ def test_it_measures_a_cluster(slurm_cluster, tmp_path):
     places = found.environment["hosts"]["4"]
     assert len(places) == found.environment["nodes"] == 4
     assert sorted(places.values()) == [[0], [1], [2], [3]]
-    samples = {
-        (cell.contender, cell.at.get("part")): cell.samples[0]
-        for cell in found.cells
-        if cell.quantity == "start-up"
-    }
+    starts = [cell for cell in found.cells if cell.quantity == "start-up"]
+    samples = {(cell.contender, cell.at.get("part")): cell.samples[0] for cell in starts}
     whole = [name for name, part in samples if part is None]
     assert whole == [MPIDDP, SESSION, TORCHRUN, TORCHRUN_STATIC, FLOOR]
     for name in whole[:-1]:
@@ -508,11 +495,10 @@ def test_the_ranks_of_each_node_are_told(slurm_cluster, monkeypatch):
 def test_startup_measures_prints_and_writes(tmp_path):
     drawing = tmp_path / "startup.svg"
     arguments = documents.read_command("python -m benchmarks startup")
+    arguments += ["--targets", "--output", str(drawing)]
     # Variables of an outer launch must not reach the ranks.
-    printed, found = record_benchmark(
-        tmp_path / "startup.jsonl", "startup", *arguments, "--targets", "--output", str(drawing),
-        PMIX_RANK="7",
-    )  # fmt: skip
+    record = tmp_path / "startup.jsonl"
+    printed, found = record_benchmark(record, "startup", *arguments, PMIX_RANK="7")
     assert "2 ranks, 1 rounds" in printed
     targets = [line for line in printed.splitlines() if line.startswith("target:")]
     # Of torchrun's time, of the floor's, of the front's, and of the help.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -23,9 +23,7 @@ from benchmarks.records.contenders import (
     PEER_READ,
 )
 from mpiddp.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from mpiddp.launch.mpi.world import World
+from mpiddp.launch.mpi.world import World
 
 
 def list_makers(comm: MPI.Intracomm, world: World) -> dict[str, Callable[[CallSpec], Prepared]]:
