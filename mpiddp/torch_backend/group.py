@@ -235,11 +235,12 @@ class _Calls:
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def barrier(self, opts: Any = None, **_: Any) -> Any:
-        """Until all ranks have come; within ``opts.timeout``, which all of them must pass then."""
-        waits, limit = is_waited_for(opts), (opts or distributed.BarrierOptions()).timeout
-        # Without one it is negative.
-        if limit > timedelta(0):
+    def barrier(self, opts: Any = None, *, timeout: timedelta | None = None, **_: Any) -> Any:
+        """Until all ranks have come; within a timeout, which all of them must pass then."""
+        limit = opts if isinstance(opts, timedelta) else getattr(opts, "timeout", timeout)
+        waits = is_waited_for(opts)
+        # In options without one it is negative.
+        if limit is not None and limit > timedelta(0):
             call = partial(self._monitored.pass_within, limit)
             return self._calls.make("barrier", call, [], waits=waits)
         gloo = self._own.find_direct([])

@@ -260,13 +260,8 @@ class Saver:
             return ""
         return export_trained(self._training, self._exports, position)
 
-    def heed(self, is_heeded: bool) -> None:
-        """Whether TERM preempts the run, or ends the process: a script may take no more steps."""
-        if self._signals is not None:
-            self._signals.heed(is_heeded)
-
     def abandon(self) -> None:
-        """After an error: signals end the process again. Not collective."""
+        """After an error: no step acts on a signal any more. Not collective."""
         self._agreement.stop()
 
     def close(self) -> None:
@@ -279,6 +274,7 @@ class Saver:
             self._finish_write(is_last=True)
         finally:
             self._checkpointer.close()
+        self._agreement.release()
 
 
 def find_score(row: Row) -> float | None:

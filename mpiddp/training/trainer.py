@@ -62,7 +62,6 @@ class Step:
             self._loop.take_batch(self, compute)
         except BaseException:
             self.has_failed = True
-            self._loop.saver.heed(False)
             raise
 
 
@@ -231,7 +230,6 @@ class Loop:
         step, self._step = self._step, None
         if step is not None and not step.is_taken:
             raise MpiddpError(f"expected take() to be called for step {step.number}, found no call")
-        self.saver.heed(True)
         self.state.end_step(self._step_samples)
         self._left -= 1
         if step is not None and self.reports.follows_steps:

@@ -62,8 +62,8 @@ class Observation:
         self.layers += 1
         self.types.add(outputs.dtype)
         self.samples.add(len(inputs[0]))
-        quickest = torch.backends.cudnn.benchmark
-        self.is_deterministic = torch.are_deterministic_algorithms_enabled() and not quickest
+        may_choose = torch.backends.cudnn.benchmark
+        self.is_deterministic = torch.are_deterministic_algorithms_enabled() and not may_choose
         if outputs.dim() == 4 and outputs.shape[1] > 1:
             self.channels_last |= outputs.is_contiguous(memory_format=torch.channels_last)
 

@@ -47,7 +47,7 @@ OPERATORS = {
     ast.RShift: (">>", "<<"),
 }  # fmt: skip
 STRICT = ("@dataclass(frozen=True)", "@dataclass(frozen=True, kw_only=True)")
-"""Lines that change nothing: no field is assigned, and those that need names are given by name."""
+"""Lines that are left alone: they guard against mistakes of developers, which tests do not make."""
 BARE = '"-I", "-S"'
 """What a program is started with that needs the standard library alone."""
 MOST_SECONDS, TEST_SECONDS = 20, 60

@@ -196,6 +196,12 @@ def test_the_digest_of_a_folder_sees_names_sizes_and_first_bytes(tmp_path: Path)
     path.rename(path.with_name("22.jpg"))
     digests.append(load(configuration).digest())
     assert len(set(digests)) == 4
+    # Checkpoints hold it: names, labels, then each size and the first bytes.
+    path.with_name("22.jpg").write_bytes(b"x")
+    names, labels = torch.tensor(list(b"red/22.jpg"), dtype=torch.uint8), torch.tensor([5])
+    files = image_data.ImageFiles(tmp_path / "train", names, torch.tensor([10]), labels, str)
+    content = b"red/22.jpg" + (5).to_bytes(8, "little") + b"1x"
+    assert files.digest() == hashlib.sha256(content).digest()
 
 
 @pytest.fixture

@@ -139,20 +139,21 @@ def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session, monkeypatc
     def fail(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError("no loss")
 
-    steps = Trainer(**SMALL, name="failed").steps()
-    for _ in range(2):
-        step = next(steps)
-        assert signals._is_heeded
-        with pytest.raises(ValueError, match="no loss"):
+    def run() -> None:
+        for step in Trainer(**SMALL, name="failed").steps():
+            assert signals._is_heeded
             step.take(fail)
-        # TERM ends a script that goes on after the error.
-        assert not signals._is_heeded
+
+    with pytest.raises(ValueError, match="no loss"):
+        run()
     session.do_postponed()
+    # Launchers send TERM once a rank has failed, and this one may still be writing.
+    assert not signals._is_over
     assert read_outcome(Path("runs/failed")) is None
     assert not list(Path("runs/failed/checkpoints").glob("step-*"))
-    # And one that goes on after a training.
+    # It ends a script that goes on after a training.
     Trainer(**SMALL).fit()
-    assert not signals._is_heeded
+    assert not signals._is_heeded and signals._is_over
 
 
 @pytest.mark.parametrize("before", ["framework", "parameter-server"])

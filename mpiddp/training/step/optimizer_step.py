@@ -123,7 +123,7 @@ class LocalUpdate:
         self._sparse = list(list_sparse(module).values())
         """Parameters with sparse gradients."""
         self._unseen = list(module.parameters())
-        """All, until the first gradients have shown which others are sparse."""
+        """All parameters; none once it is known which gradients are sparse."""
 
     @property
     def average(self) -> MovingAverage | None:
