@@ -51,7 +51,7 @@ class PreemptionSignals:
     def give_back(self) -> None:
         """All is written: TERM ends the process as usual, until a job heeds it again.
 
-        Launchers send it to all ranks once one has failed: before, it must not end those that write.
+        Launchers send it to all ranks once one has failed: before, it must not end one that writes.
         """
         self._is_over = True
 
