@@ -289,7 +289,7 @@ KEEPERS = {
     "deadline breaks": (4, "did not get past 'MPI'", "could not be asked: loudly"),
     "claim breaks": (1, TRACE, "ValueError: on purpose"),
     "speaker silent": (1, TRACE, "ValueError: on purpose"),
-    "peer lost": (6, HEADING + "rank 2 was lost", "PeerLostError: rank 2 was lost"),
+    "peer lost": (6, f"noted\n{HEADING}rank 2 was lost", "PeerLostError: rank 2 was lost"),
     "alone": (1, "Traceback (most recent call last):\n", "ValueError: on purpose"),
     "done": (1, TRACE, "done"),
 }

@@ -119,12 +119,14 @@ class Lifeline:
         """Nobody hears it."""
 
     def note_failure(self, _: BaseException) -> None:
-        """Its companion has gone."""
+        """Its companion hears of it, and has gone."""
+        print("noted", file=sys.stderr)
         shout()
 
 
 def break_claim(failure_handler: FailureHandler) -> None:
-    """An error while the ranks agree which rank reports."""
+    """An error while the ranks agree which rank reports: it reports at once."""
+    failure.PATIENCE_SECONDS = 2 * DEADLINE
     set_answer(failure_handler, shout)
 
 
