@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 from mpiddp.errors import LaunchError, PeerLostError
 from mpiddp.launch.failure import failure, missing_ranks, reports, termination
@@ -134,7 +135,12 @@ def set_answer(failure_handler: FailureHandler, ask: Callable[..., object]) -> N
     """Let the lifeline answer by ``ask`` who reports."""
     failure_handler.starting = False
     failure_handler.meet(communicator=object(), lifeline=Lifeline(ask))
-    termination.abort = lambda code, _: os._exit(code)  # type: ignore[assignment]
+    # Its node is cut off: MPI_Abort does not return.
+    module = mock.Mock(__file__="", _sizeof=lambda _: 4, _handleof=lambda _: 0)
+    sys.modules["mpi4py"] = mock.Mock(MPI=module)
+    mock.patch("mpiddp.launch.mpi.mpi.has_ended", return_value=False).start()
+    mock.patch("ctypes.CDLL", return_value=mock.Mock(MPI_Abort=block)).start()
+    termination.ABORT_SECONDS = BOUND
 
 
 def leave_to_nobody(failure_handler: FailureHandler) -> None:
