@@ -218,14 +218,14 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()
 
 
-class Hostile:
-    """Makes a directory when it is unpickled."""
+class Call:
+    """Calls a function when it is unpickled."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, *words: Any) -> None:
+        self.words = words
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self._path),)
+        return self.words[0], self.words[1:]
 
 
 def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
         "scatter": ranks.scatter(["a", None, (3, 4.5)]),
         "broadcast": ranks.broadcast(own)["rank"],
     }
-    hostile = Hostile(folder / f"made-by-{ranks.rank}")
+    hostile = Call(os.mkdir, str(folder / f"made-by-{ranks.rank}"))
     calls: tuple[Callable[[], Any], ...] = (
         lambda: ranks.gather(hostile if ranks.rank == 1 else None),
         lambda: ranks.collect(hostile if ranks.rank == 1 else None),
@@ -316,22 +316,13 @@ def test_all_ranks_hear_of_a_save_that_cannot_be_planned(pool: Pools, tmp_path: 
 # Small collective calls over Gloo
 
 
-class Fetched:
-    """Pickled as early releases of Python 3.11 pickle the member of an enumeration."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, self.arguments
-
-
 def test_members_of_enumerations_are_found_and_nothing_else() -> None:
-    member = pickle.dumps(Fetched(WriteItemType, "SHARD"))
+    # Early releases of Python 3.11 pickle them so.
+    member = pickle.dumps(Call(getattr, WriteItemType, "SHARD"))
     assert unpickling.load(member) is WriteItemType.SHARD
     for arguments in ((WriteItemType, "mro"), (WriteItemType.SHARD, "name"), (Path, "mkdir")):
         with pytest.raises(unpickling.ForbiddenError):
-            unpickling.load(pickle.dumps(Fetched(*arguments)))
+            unpickling.load(pickle.dumps(Call(getattr, *arguments)))
 
 
 def test_values_come_back_and_nothing_in_them_is_run(pool: Pools, tmp_path: Path) -> None:

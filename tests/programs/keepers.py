@@ -20,6 +20,7 @@ from mpiddp.launch.failure import failure, missing_ranks, reports, termination
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.reports import FixedProgress
+from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.world import World
 from mpiddp.process import outcome
 from mpiddp.process.background import LastingCall
@@ -134,7 +135,10 @@ def break_claim(failure_handler: FailureHandler) -> None:
 def set_answer(failure_handler: FailureHandler, ask: Callable[..., object]) -> None:
     """Let the lifeline answer by ``ask`` who reports."""
     failure_handler.starting = False
-    failure_handler.meet(communicator=object(), lifeline=Lifeline(ask))
+    launcher = Launcher("openmpi", "mpirun", 3, (8,), frozenset())
+    failure_handler.meet(launcher=launcher, communicator=object(), lifeline=Lifeline(ask))
+    # MPI is there already.
+    mock.patch("mpiddp.launch.mpi.mpi.load", side_effect=lambda _: os._exit(99)).start()
     # Its node is cut off: MPI_Abort does not return.
     module = mock.Mock(__file__="", _sizeof=lambda _: 4, _handleof=lambda _: 0)
     sys.modules["mpi4py"] = mock.Mock(MPI=module)
