@@ -52,7 +52,7 @@ RULES = [
     (RECORDED, "--output /none/a.jsonl", "there is no directory /none"),
     (("startup", "stragglers", "all-pairs"), "--output a.txt", "expected a name that ends in"),
     (("simulate", "numerics"), "--algo ring", "ALGORITHM is typed without an option"),
-    (("allreduce", "programs"), "--nproc_per_node=2", "for mpiddp, type --ranks N"),
+    (("allreduce", "programs", "startup"), "--nproc_per_node=2", "for mpiddp, type --ranks N"),
     ((*MESSAGES, "reduce", "broadcast"), "--targets", "unknown option --targets"),
     (BETWEEN_RANKS, "--transports pigeon", "found 'pigeon'"),
     (("allreduce", "broadcast"), "--algorithms star", "no algorithm is called 'star'"),

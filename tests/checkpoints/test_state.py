@@ -287,6 +287,7 @@ def make_state() -> dict[str, Any]:
         "channels last": torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
         "with gaps": torch.arange(20.0)[::2].view(2, 5),
         "thin": torch.arange(3.0).as_strided((3, 1), (1, 7)),
+        "one row": torch.arange(3.0).as_strided((1, 3), (1, 1)),
         "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 3),
         "windows": torch.arange(8).unfold(0, 3, 1),
         "conjugate": torch.tensor([5 + 6j]).conj(),
@@ -352,6 +353,7 @@ def test_what_could_not_come_back_is_refused(tmp_path: Path) -> None:
     model, ones = nn.Linear(2, 2), torch.ones(3)
     notes = {
         "found set": {1, 2},
+        "found tuple": {(1, 2): 3},
         "found Typed, which could": ones.as_subclass(layouts.Typed),
         "quantized": torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8),
         "sparse_coo": ones.to_sparse(),

@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 from mpiddp.errors import LaunchError, PeerLostError
 from mpiddp.launch.failure import failure, missing_ranks, reports, termination
 from mpiddp.launch.failure.deadline import PhaseDeadlines
 from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.failure.reports import FixedProgress
+from mpiddp.launch.launcher.launcher import Launcher
 from mpiddp.launch.mpi.world import World
 from mpiddp.process import outcome
 from mpiddp.process.background import LastingCall
@@ -119,20 +121,30 @@ class Lifeline:
         """Nobody hears it."""
 
     def note_failure(self, _: BaseException) -> None:
-        """Its companion has gone."""
+        """Its companion hears of it, and has gone."""
+        print("noted", file=sys.stderr)
         shout()
 
 
 def break_claim(failure_handler: FailureHandler) -> None:
-    """An error while the ranks agree which rank reports."""
+    """An error while the ranks agree which rank reports: it reports at once."""
+    failure.PATIENCE_SECONDS = 2 * DEADLINE
     set_answer(failure_handler, shout)
 
 
 def set_answer(failure_handler: FailureHandler, ask: Callable[..., object]) -> None:
     """Let the lifeline answer by ``ask`` who reports."""
     failure_handler.starting = False
-    failure_handler.meet(communicator=object(), lifeline=Lifeline(ask))
-    termination.abort = lambda code, _: os._exit(code)  # type: ignore[assignment]
+    launcher = Launcher("openmpi", "mpirun", 3, (8,), frozenset())
+    failure_handler.meet(launcher=launcher, communicator=object(), lifeline=Lifeline(ask))
+    # MPI is there already.
+    mock.patch("mpiddp.launch.mpi.mpi.load", side_effect=lambda _: os._exit(99)).start()
+    # Its node is cut off: MPI_Abort does not return.
+    module = mock.Mock(__file__="", _sizeof=lambda _: 4, _handleof=lambda _: 0)
+    sys.modules["mpi4py"] = mock.Mock(MPI=module)
+    mock.patch("mpiddp.launch.mpi.mpi.has_ended", return_value=False).start()
+    mock.patch("ctypes.CDLL", return_value=mock.Mock(MPI_Abort=block)).start()
+    termination.ABORT_SECONDS = BOUND
 
 
 def leave_to_nobody(failure_handler: FailureHandler) -> None:

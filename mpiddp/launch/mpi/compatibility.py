@@ -139,8 +139,6 @@ def check_gpu_support() -> None:
         return
     if not environment.is_set(environment.CRAY_SIGNS):
         return
-    if "libmpi_gtl_" in os.environ.get(environment.LD_PRELOAD, ""):
-        return
     if any("libmpi_gtl_" in path for path in mapped_files()):
         return
     if any(b"libmpi_gtl_" in path.read_bytes() for path in _extension_modules()):
