@@ -273,8 +273,6 @@ class Checkpointer:
                 self._directory.close()
                 self._ranks.close()
                 self._has_ended = True
-        if self._agreement is not None:
-            self._agreement.release()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -38,22 +38,12 @@ class PreemptionSignals:
         self.received: signal.Signals | None = None
         """The first that came."""
         self._is_heeded = False
-        self._is_over = False
-        """Whether TERM ends the process."""
         self._numbers: tuple[signal.Signals, ...] = ()
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
 
     def heed(self, is_heeded: bool) -> None:
-        """Whether the job acts on a signal. If it does not, `take` declines TERM."""
+        """Whether the job acts on a signal. If it does not, TERM ends the process as usual."""
         self._is_heeded = is_heeded
-        self._is_over &= not is_heeded
-
-    def give_back(self) -> None:
-        """All is written: TERM ends the process as usual, until a job heeds it again.
-
-        Launchers send it to all ranks once one has failed: before, it must not end one that writes.
-        """
-        self._is_over = True
 
     def listen(self, numbers: Iterable[signal.Signals]) -> None:
         """Note these signals from now on, and those that came meanwhile.
@@ -115,9 +105,6 @@ class PreemptionSignals:
             self._note(signal.sigwait(numbers))
 
     def _handle(self, number: int, frame: object) -> None:
-        if number == signal.SIGTERM and self._is_over:
-            self._forget_termination()
-            signal.raise_signal(number)
         self._note(number)
 
     def _forget_termination(self) -> None:

@@ -157,11 +157,6 @@ class StepAgreement:
             self._signals.heed(False)
         self._closed.set()
 
-    def release(self) -> None:
-        """After `close`, once all is written: TERM ends a process that no signal has stopped."""
-        if self._signals is not None and not self._has_stopped:
-            self._signals.give_back()
-
     def close(self) -> None:
         """This rank passes no more places. Others that are called do not wait for it."""
         if self._signals is not None:

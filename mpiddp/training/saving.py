@@ -274,7 +274,6 @@ class Saver:
             self._finish_write(is_last=True)
         finally:
             self._checkpointer.close()
-        self._agreement.release()
 
 
 def find_score(row: Row) -> float | None:

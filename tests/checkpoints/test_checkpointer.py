@@ -478,12 +478,9 @@ def test_ranks_without_a_process_group_are_refused(sizes, started_by, tmp_path, 
 def test_a_closed_one_refuses_every_call(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     checkpointer = mpiddp.Checkpointer(tmp_path, model)
-    checkpointer._agreement = mock.Mock()
     checkpointer.save(1)
     checkpointer.close()
     checkpointer.close()
-    # Once all is written TERM ends the script again.
-    assert [name for name, *_ in checkpointer._agreement.method_calls] == ["close", "release"]
     for call in (
         lambda: checkpointer.save(2),
         checkpointer.restore,

@@ -110,24 +110,6 @@ def test_what_another_handler_was_given_is_taken_if_it_preempts():
     assert signals.take(signal.SIGTERM) and signals.received is signal.SIGTERM
 
 
-def test_term_ends_a_process_again_once_all_is_written():
-    text = (
-        "import os\n"
-        "from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals\n"
-        "signals = PreemptionSignals()\n"
-        "signals.listen(parse_signals('TERM'))\n"
-        "for heed in (True, False):\n"
-        "    signals.heed(heed)\n"
-        "    os.kill(os.getpid(), 15)\n"
-        "signals.give_back()\n"
-        "signals.heed(False)\n"
-        "print(signals.received.name, flush=True)\n"
-        "os.kill(os.getpid(), 15)\n"
-    )
-    ended = launchers.run_python("-c", text)
-    assert (ended.stdout, ended.returncode) == ("SIGTERM\n", -signal.SIGTERM)
-
-
 def test_signals_that_come_at_the_very_end_have_no_effect():
     # The interpreter clears modules after it has given its handlers back.
     text = (

@@ -39,7 +39,7 @@ class MadeUpSignals(PreemptionSignals):
 
     def __init__(self, received: signal.Signals | None = None) -> None:
         self.received = received
-        self._is_heeded = self._is_over = False
+        self._is_heeded = False
         self._numbers = (signal.SIGUSR2,)  # It listens already.
 
 
