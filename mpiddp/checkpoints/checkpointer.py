@@ -38,7 +38,7 @@ from mpiddp.errors import ConfigurationError, MpiddpError
 from mpiddp.launch.launcher.launcher import find_launcher
 from mpiddp.launch.session import find_session
 from mpiddp.process.background import finish_lasting_calls
-from mpiddp.process.preemption_signals import SIGNALS, PreemptionSignals
+from mpiddp.process.preemption_signals import SIGNALS, find_signals
 from mpiddp.process.step_agreement import AgreeingRanks, StepAgreement
 from mpiddp.torch_internals import find_default_store
 
@@ -331,9 +331,7 @@ def _finish_with_session(checkpointer: Checkpointer) -> None:
 def _begin_agreement(ranks: RankGroup) -> StepAgreement:
     """Listen to the signals in a script, until its session is closed; collective."""
     session = find_session()
-    signals = session.signals if session is not None else None
-    if signals is None:
-        signals = PreemptionSignals()
+    signals = (session.signals if session is not None else None) or find_signals()
     signals.listen(SIGNALS.values())
     store = session.store if session is not None else None
     if store is None and ranks.size > 1:

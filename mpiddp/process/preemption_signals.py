@@ -30,6 +30,15 @@ def parse_signals(text: str) -> tuple[signal.Signals, ...]:
     return tuple(SIGNALS[name] for name in dict.fromkeys(names))
 
 
+def find_signals() -> PreemptionSignals:
+    """Those that this process listens to, or new ones: its handlers can only tell one object."""
+    for number in SIGNALS.values():
+        found = getattr(signal.getsignal(number), "__self__", None)
+        if isinstance(found, PreemptionSignals) and found._process == os.getpid():
+            return found
+    return PreemptionSignals()
+
+
 class PreemptionSignals:
     """Whether such a signal has reached this process."""
 
@@ -38,6 +47,7 @@ class PreemptionSignals:
         self.received: signal.Signals | None = None
         """The first that came."""
         self._is_heeded = False
+        self._process = os.getpid()
         self._numbers: tuple[signal.Signals, ...] = ()
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
 

@@ -17,7 +17,7 @@ from mpiddp.errors import ConfigurationError, MpiddpError, PreemptedError
 from mpiddp.launch.session import Session, find_failure_handler, find_session
 from mpiddp.launch.startup import open_session
 from mpiddp.options.fields import list_fields
-from mpiddp.process.preemption_signals import PreemptionSignals, parse_signals
+from mpiddp.process.preemption_signals import PreemptionSignals, find_signals, parse_signals
 from mpiddp.training.options.config import Configuration, from_keywords
 from mpiddp.training.options.groups.launch import TrainerLaunchOptions
 from mpiddp.training.prediction import Predictor, load_predictor, make_predictor
@@ -232,6 +232,6 @@ def _find_session(configuration: Configuration) -> tuple[Session, PreemptionSign
                     f"{each.name} = {launch[each.name]!r} comes too late: the session is open; "
                     "give it to mpiddp.init"
                 )
-    signals = signals or PreemptionSignals()
+    signals = signals or find_signals()
     signals.listen(parse_signals(configuration.preempt_signal))
     return session, signals

@@ -91,7 +91,7 @@ def test_what_is_open_is_in_use(place, old):
         assert segment.exists() and (session / "1" / "pmix-gds").exists()
     with mock.patch.object(os, "open", side_effect=PermissionError):
         leftovers.remove()
-        assert segment.exists(), "what cannot be opened may be in use"
+        assert segment.exists() and session.exists(), "what cannot be opened may be in use"
     leftovers.remove()
     assert list(place.iterdir()) == []
 

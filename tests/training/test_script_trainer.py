@@ -5,6 +5,7 @@ import errno
 import os
 import pickle
 import re
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from torch import nn
 
 import interrupted
 import launchers
+import mpiddp
 import preempted
 import trainings
 from mpiddp import models
@@ -29,6 +31,7 @@ from mpiddp.launch.failure.failure import FailureHandler
 from mpiddp.launch.mpi.pauses import wait_until
 from mpiddp.launch.session import Session, find_failure_handler
 from mpiddp.process.outcome import read_outcome
+from mpiddp.process.preemption_signals import find_signals
 from mpiddp.training import Task, Trainer, exported_weights
 from mpiddp.training.data.batches import Batch
 from mpiddp.training.data.data_sets import load
@@ -152,6 +155,15 @@ def test_a_loop_that_fails_is_not_taken_for_one_that_is_left(session, monkeypatc
     # TERM is not for a training that is over.
     Trainer(**SMALL).fit()
     assert not signals._is_heeded
+
+
+def test_each_training_and_checkpointer_of_a_script_is_preempted(session, monkeypatch, tmp_path):
+    Trainer(**SMALL, name="first").fit()
+    monkeypatch.setattr(find_signals(), "received", signal.SIGUSR2)
+    with pytest.raises(SystemExit, match="75"):
+        Trainer(**SMALL, name="second").fit()
+    with mpiddp.Checkpointer(tmp_path, nn.Linear(1, 1)) as checkpointer:
+        assert checkpointer.preempted
 
 
 @pytest.mark.parametrize("before", ["framework", "parameter-server"])
