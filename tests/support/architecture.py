@@ -85,7 +85,7 @@ MOST_LINES = {
     "mpiddp/schedules": 4_886, "mpiddp/sync": 1_299, "mpiddp/torch_backend": 1_839,
     "mpiddp/training": 10_584, "mpiddp/doctor": 3_112, "benchmarks": 20_582,
     "benchmarks/measure": 9_266, "benchmarks/study": 2_134, "benchmarks/show": 5_179,
-    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_746, "tests": 57_892,
+    "benchmarks/judge": 2_198, "benchmarks/records": 1_678, "jobs": 2_746, "tests": 57_893,
 }  # fmt: skip
 """Of code, by folder; these figures only fall. A commit that raises one says why."""
 CODE = {".py", ".sh", ".sbatch", ".js", ".css", ".html"}
