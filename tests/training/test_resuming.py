@@ -100,7 +100,7 @@ def test_another_number_of_ranks_takes_each_sample_once(options, pool, tmp_path)
         weights = [[each for each in found if isinstance(each, str)] for found in called.values]
         assert weights == weights[:1] * ranks
         parameters.append(weights[0])
-    # No rank draws what it or another one has drawn before.
+    # No two ranks, and no two attempts, have one seed.
     assert len(set(seeds)) == len(seeds) == 3 + 2 + 3
     # What one cut left, the next ranks begin with.
     assert [found[0] for found in parameters[1:]] == [found[-1] for found in parameters[:-1]]
