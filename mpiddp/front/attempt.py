@@ -99,6 +99,8 @@ class Launch:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._take)
         signal.signal(signal.SIGALRM, self._repeat)
+        # A program that blocks signals, as a rank does, leaves that to what it starts.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*PASSED_ON, signal.SIGALRM))
 
     def stop_listening(self) -> None:
         """Ignore signals: none takes the place of the exit code while Python, too, is ending."""

@@ -75,9 +75,12 @@ def await_text(terminal: int, text: str) -> None:
 @pytest.fixture
 def launch(monkeypatch):
     before = {number: signal.getsignal(number) for number in (*attempt.PASSED_ON, signal.SIGALRM)}
+    # As in what a rank starts, whose signals are blocked.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)
     launch = Launch(OPEN_MPI, starts_ranks=True)
     launch.listen()
     yield launch
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, handler in before.items():
         signal.signal(number, handler)
 
