@@ -191,7 +191,7 @@ def _find_facts(
     token: mmap.mmap,
     tuning: Reading,
 ) -> _Facts:
-    place = shared_memory.find(address_of(block), 1) if block is not None else None
+    place = shared_memory.find(address_of(block), len(block)) if block is not None else None
     return _Facts(
         members.hostname,
         os.getpid(),

@@ -313,13 +313,11 @@ def test_auto_follows_the_table_where_it_has_a_range_and_the_rule_elsewhere(size
 @pytest.mark.parametrize(
     ("request_", "dtype"),
     [
-        (CallRequest(ALL), torch.bfloat16),
-        (CallRequest(ALL, algorithm="one-shot"), torch.float32),
-        (CallRequest(ALL, transport=SHARED), torch.float32),
-        (CallRequest(ALL, fixed_order=True), torch.float32),
-        (CallRequest(Collective.BROADCAST), torch.float32),
+        (CallRequest(ALL), torch.bfloat16), (CallRequest(BROADCAST), torch.float32),
+        *((CallRequest(ALL, **wish), torch.float32)
+          for wish in ({"algorithm": "one-shot"}, {"transport": SHARED}, {"fixed_order": True})),
     ],
-)
+)  # fmt: skip
 def test_other_calls_follow_the_rule(request_, dtype, tmp_path):
     layout = make_tuned(tmp_path)
     for size in (200, 5000):
@@ -371,6 +369,14 @@ def test_a_messenger_goes_on_in_waits_in_memory_and_is_closed_with_the_planner()
     memory.help_in_waits.assert_called_once_with(messenger.progress)
     planner.close()
     messenger.close.assert_called_once_with()
+
+
+def test_a_schedule_of_the_users_is_compared_by_its_first_call_alone():
+    planner = Planner(SEVERAL, SharedMemory(), None, {}, agree := mock.Mock())
+    with registered():
+        for name in ("lopsided", "direct", "lopsided"):
+            planner.select(CallRequest(ALL, name), SHORT, on_gpu=False)
+    agree.assert_called_once_with(mock.ANY, "the schedule of lopsided")
 
 
 def test_ranks_run_what_the_table_says(pool, tmp_path):

@@ -102,6 +102,7 @@ def test_the_contents_stay_and_the_pages_become_large():
     before = buffer.clone()
     if KERNEL < (6, 1) or not single_copy.SETTING.exists():
         pytest.skip(f"Linux {platform.release()} collapses no pages on demand")
+    assert int(single_copy.SETTING.with_name("hpage_pmd_size").read_text()) == PAGE
     # The kernel refuses if a page is in use for a moment.
     until(lambda: collapse(buffer.data_ptr(), 4 * PAGE), "large pages")
     # Wherever it begins, three of its four lie in it as a whole.

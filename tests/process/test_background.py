@@ -57,9 +57,9 @@ def test_a_call_that_is_just_beginning_is_waited_for(monkeypatch):
     monkeypatch.setattr(threading.Thread, "_bootstrap", begin_late)
     caller = threading.Thread(target=LastingCall, args=(lambda: found.append(7), "the work"))
     caller.start()
-    while not any(each.name == "mpiddp-lasting" for each in threading.enumerate()):
+    while not (made := [each for each in threading.enumerate() if each.name == "mpiddp-lasting"]):
         pass
     threading.Timer(0.1, may_begin.set).start()
     finish_lasting_calls()
-    assert found == [7]
+    assert found == [7] and made[0].daemon, "one that hangs keeps its process"
     caller.join()

@@ -146,7 +146,7 @@ SAID = f"from python\n{FILES}\nfrom C\nfrom a child\nno end, "
 
 
 def run(*words: str, **options) -> launchers.Result:
-    return launchers.run_python("-c", PROGRAM, *words, **options)
+    return launchers.run_python("-Wd", "-c", PROGRAM, *words, **options)  # Nothing stays unclosed.
 
 
 def test_a_log_has_all_that_was_printed_up_to_a_sigkill(tmp_path):

@@ -18,6 +18,7 @@ import os
 import pty
 import re
 import socket
+import struct
 import subprocess
 import sys
 import termios
@@ -38,7 +39,7 @@ from mpiddp.wording import encode
 STREAMS = {1: "out", 2: "err"}
 """Descriptor and the end of its log's name."""
 ALL, NONE = "all", "none"
-DRAIN_SECONDS = 1.0
+DRAIN_SECONDS = 1
 """How long a rank that ends waits until what it has printed is written."""
 LINE_BUFFERED = 1
 """_IOLBF of stdio.h."""
@@ -125,7 +126,7 @@ class Redirection:
         """Where standard error is written, directly or by the writer."""
         self.console: int | None = None
         """The console, for reports, if standard error does not lead there."""
-        self._control: socket.socket | None = None
+        self._control: int | None = None
         self._process = os.getpid()
 
     def write_console(self, text: str) -> None:
@@ -142,9 +143,8 @@ class Redirection:
         if self._control is None or os.getpid() != self._process:
             return
         with contextlib.suppress(OSError):
-            self._control.send(ASK)
-            self._control.settimeout(DRAIN_SECONDS)
-            self._control.recv(len(ANSWER))
+            os.write(self._control, ASK)
+            os.read(self._control, len(ANSWER))
 
     def _finish(self) -> None:
         """At the end of the interpreter, which flushes its streams later."""
@@ -225,27 +225,27 @@ def _write_directly(logs: dict[int, int]) -> None:
         os.close(descriptor)
 
 
-def _start_writer(logs: dict[int, int], label: str | None) -> socket.socket:
-    """Let both streams end in a process that writes them. Returns the way to ask it."""
+def _start_writer(logs: dict[int, int], label: str | None) -> int:
+    """Let both streams end in a process that writes them. Returns a descriptor to ask it by."""
     own, its = socket.socketpair()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", DRAIN_SECONDS, 0))
     rows, channels = [], {}
     for number in STREAMS:
         console = _duplicate(number)
         source, channels[number] = _open_channel(console)
         rows.append({"source": source, "log": logs.get(number), "console": console})
-    given = [d for row in rows for d in row.values() if d is not None]
-    settings = {"label": label, "control": its.fileno(), "streams": rows}
+    given = [its.detach(), *(d for row in rows for d in row.values() if d is not None)]
+    settings = {"label": label, "control": given[0], "streams": rows}
     # It puts lines together again that it has read in parts.
     settings["in_portions"] = environment.PRRTE_LAUNCHED not in os.environ
     program = [sys.executable, "-I", "-S", output_writer.__file__, json.dumps(settings)]
-    detached.start(program, [*given, its.fileno()], subprocess.DEVNULL)
+    detached.start(program, given, subprocess.DEVNULL)
     for number, channel in channels.items():
         os.dup2(channel, number)
         os.close(channel)
-    its.close()
     for descriptor in given:
         os.close(descriptor)
-    return own
+    return own.detach()
 
 
 def _open_channel(console: int | None) -> tuple[int, int]:
