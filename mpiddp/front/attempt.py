@@ -381,16 +381,9 @@ def is_ended_by_slurm() -> bool:
 
 def _is_in_foreground() -> bool:
     """Whether this process's group is the terminal's, which then has told all of it."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with contextlib.suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False
 
 
 def _prepare_copy(parent: int) -> None:
