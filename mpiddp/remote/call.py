@@ -216,7 +216,6 @@ class Call:
     def _note_end(self) -> None:
         """The job has ended: ranks that have not answered are lost."""
         self._selector.unregister(self._job.report)
-        self._job.await_end(LOST_SECONDS)
         self._lost += self._waiting
         self._waiting.clear()
 
