@@ -54,14 +54,13 @@ def run(backend: str, names: Sequence[str] = ()) -> dict[str, Outcome]:
     """The outcome of each test of ``names``, or of all. Takes at most 2 minutes for each."""
     outcomes: dict[str, Outcome] = {}
     for size in SIZES:
-        wanted = [name for name, found in outcomes.items() if _asks_for_ranks(found)]
+        wanted = [
+            name for name, found in outcomes.items()
+            if found.kind == SKIPPED and re.search(r"world ?size", found.reason)
+        ]  # fmt: skip
         if not outcomes or wanted:
             outcomes |= _run_with(backend, size, wanted or names)
     return outcomes
-
-
-def _asks_for_ranks(found: Outcome) -> bool:
-    return found.kind == SKIPPED and re.search(r"world ?size", found.reason) is not None
 
 
 def _run_with(backend: str, size: int, names: Sequence[str]) -> dict[str, Outcome]:
