@@ -43,9 +43,8 @@ OPERATORS = {name: getattr(dist.ReduceOp, name) for name in (
 GATHER_ONE = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 SCATTER_ONE = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 """By the names that torch gave them in 2.13; it warns of the older ones."""
-SHAPES = ((), (0,), (0, 3))
-LONG_SHAPES = ((1000,), (400_000,))
-"""More than fits a mailbox, and several pieces of a message."""
+SHAPES, LONG_SHAPES = ((), (0,), (0, 3)), ((1000,), (400_000,))
+"""The long ones: more than fits a mailbox, and several pieces of a message."""
 
 
 @dataclass(frozen=True)
@@ -199,9 +198,9 @@ def all_to_all_uneven(side: Side) -> Tensors:
     inputs = [side.fill(to + 1, 3) for to in range(side.size)]
     outputs = [side.room(side.rank + 1, 3) for _ in side.ranks]
     if side.is_gloo:
-        rows: list[Any] = [None] * side.size
-        dist.all_gather_object(rows, inputs, group=side.group)
-        outputs = [row[side.rank] for row in rows]
+        whole, sizes = torch.cat(outputs), [[*map(len, each)] for each in (outputs, inputs)]
+        side.call(dist.all_to_all_single, whole, torch.cat(inputs), *sizes)
+        outputs = [*whole.split(side.rank + 1)]
     else:
         side.call(dist.all_to_all, outputs, inputs)
     return [*inputs, *outputs]

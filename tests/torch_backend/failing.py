@@ -47,8 +47,7 @@ def load_data() -> None:
 
     A child that makes a call itself is refused, also if it was forked in the middle of one.
     """
-    # Gloo has threads, which a child that ends as Python ends must not wait for; after an
-    # asynchronous call none does in any case.
+    # A child that ends must not wait for Gloo's threads; after an asynchronous call none does.
     message = torch.ones(1)
     dist.send(message, 1) if dist.get_rank() == 0 else dist.recv(message, 0)
     if (child := os.fork()) == 0:

@@ -48,12 +48,10 @@ def together(side: Side) -> list[Any]:
 
     @contextlib.contextmanager
     def together_in(waits: bool) -> Iterator[None]:
-        if side.is_gloo:
+        manager = dist._coalescing_manager(side.group, async_ops=not waits)
+        with contextlib.nullcontext() if side.is_gloo else manager as works:
             yield
-            return
-        with dist._coalescing_manager(side.group, async_ops=not waits) as works:
-            yield
-        if not waits:
+        if works and not waits:
             works.wait()
 
     with together_in(waits=False):
@@ -159,10 +157,7 @@ CALLS = (
 
 
 def _compare(gloo: Side, ours: Side) -> list[str]:
-    compared = []
-    for call in CALLS:
-        expected = call(gloo)
-        compared.append(differ(call.__name__, ours, call(ours), expected))
+    compared = [differ(call.__name__, ours, call(ours), call(gloo)) for call in CALLS]
     return [each for each in compared if each]
 
 

@@ -37,13 +37,11 @@ SCRIPT = """
     rank, size = distributed.get_rank(), distributed.get_world_size()
     mean = torch.full((3,), float(rank))
     distributed.all_reduce(mean, op=distributed.ReduceOp.AVG)
-    part = torch.zeros(2)
-    source = torch.arange(2.0 * size) + rank
+    part, source = torch.zeros(2), torch.arange(2.0 * size) + rank
     distributed.reduce_scatter(part, list(source.chunk(size)))
     odd = distributed.new_group([1])
-    alone = torch.ones(1)
     if rank == 1:
-        distributed.all_reduce(alone, group=odd)
+        distributed.all_reduce(torch.ones(1), group=odd)
     distributed.monitored_barrier(timeout=timedelta(seconds=60))
     names = [None] * size
     distributed.all_gather_object(names, type(distributed.group.WORLD).__module__)
@@ -57,10 +55,9 @@ SCRIPT = """
 """
 
 
-def run_front(*words, **options):
-    command = ["-m", "mpiddp", "-n", "2", "--quiet", *words]
-    path = {"PYTHONPATH": str(launchers.ROOT)}
-    return launchers.run_python(*command, env=path, timeout=150, **options).expect(0)
+def run_front(*words):
+    command, path = ["-m", "mpiddp", "-n", "2", "--quiet"], {"PYTHONPATH": str(launchers.ROOT)}
+    return launchers.run_python(*command, *words, env=path, timeout=150).expect(0)
 
 
 @pytest.mark.mpi
@@ -165,7 +162,7 @@ def test_a_call_is_begun_soon_if_each_rank_has_a_core_to_spare(monkeypatch, core
     # A call like it is known then.
     known = [own.find_shortcut(each, SUM) for each in ([tensor], [tensor[1:]], tensor)]
     own.close()
-    assert own.delay == delay and [bool(each) for each in known] == [True, False, False]
+    assert own.delay == delay and [*map(bool, known)] == [True, False, False]
 
 
 def test_where_each_message_goes_through_gloo_it_makes_whole_calls(monkeypatch):
@@ -174,7 +171,7 @@ def test_where_each_message_goes_through_gloo_it_makes_whole_calls(monkeypatch):
     monkeypatch.setattr(own_calls, "make_group_communicator", lambda *_: schedules)
     monkeypatch.setattr(members, "make_gloo", lambda *_: gloo)
     # Known after the first call, in which the ranks meet.
-    assert own.find_direct([tensor], SUM) is None and not own.has_failed
+    assert own.find_direct([tensor], SUM) is None
     own.all_reduce([tensor], SUM)
     assert gloo.allreduce.called and not schedules.run.called
     assert own.find_direct([tensor], SUM) is gloo
