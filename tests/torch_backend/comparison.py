@@ -10,6 +10,7 @@ results are compared bit by bit.
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -42,9 +43,8 @@ OPERATORS = {name: getattr(dist.ReduceOp, name) for name in (
 GATHER_ONE = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 SCATTER_ONE = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 """By the names that torch gave them in 2.13; it warns of the older ones."""
-SHAPES = ((), (0,), (0, 3))
-LONG_SHAPES = ((1000,), (400_000,))
-"""More than fits a mailbox, and several pieces of a message."""
+SHAPES, LONG_SHAPES = ((), (0,), (0, 3)), ((1000,), (400_000,))
+"""The long ones: more than fits a mailbox, and several pieces of a message."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ def all_gather(side: Side) -> Tensors:
 def all_gather_uneven(side: Side) -> Tensors:
     source = side.fill(side.rank + 1, 2)
     outputs = [side.room(rank + 1, 2) for rank in range(side.size)]
-    side.call(dist.all_gather, outputs, source)
+    # Gloo's all-gather and all-to-all take tensors of one length.
+    side.call(dist.all_gather_object if side.is_gloo else dist.all_gather, outputs, source)
     return [source, *outputs]
 
 
@@ -196,7 +197,12 @@ def scatter(side: Side) -> Tensors:
 def all_to_all_uneven(side: Side) -> Tensors:
     inputs = [side.fill(to + 1, 3) for to in range(side.size)]
     outputs = [side.room(side.rank + 1, 3) for _ in side.ranks]
-    side.call(dist.all_to_all, outputs, inputs)
+    if side.is_gloo:
+        whole, sizes = torch.cat(outputs), [[*map(len, each)] for each in (outputs, inputs)]
+        side.call(dist.all_to_all_single, whole, torch.cat(inputs), *sizes)
+        outputs = [*whole.split(side.rank + 1)]
+    else:
+        side.call(dist.all_to_all, outputs, inputs)
     return [*inputs, *outputs]
 
 
@@ -275,12 +281,12 @@ def _foretell_scaled(call: Callable[[Side], Tensors], side: Side) -> Tensors | B
     return [each.to(side.dtype) for each in scaled]
 
 
-def find_difference(call: Callable[[Side], Tensors], gloo: Side, ours: Side) -> str:
-    """How the two sides differ; empty if they do not."""
+def find_difference(call: Callable[[Side], Tensors], gloo: Side, ours: Side) -> str | None:
+    """How the two sides differ; empty if they do not, None if there is nothing to compare with."""
     expected, found = _foretell(call, gloo), _take(call, ours)
     if isinstance(expected, BaseException):
         # More than Gloo can is no error.
-        return ""
+        return None
     where = f"{call.__name__} {ours.dtype} {ours.operator} {ours.layout} {ours.shape} {ours.how}"
     if isinstance(found, BaseException):
         return f"{where} on {ours.ranks}: {type(found).__name__}: {found}"
@@ -316,12 +322,13 @@ def close_sides(*sides: Side) -> None:
 
 
 def compare_calls(session: Any, is_long: bool, backend: str = "mpiddp") -> tuple[int, list[str]]:
-    """Every call in a group of all ranks: how many, and the differences."""
+    """Every call in a group of all ranks: how often each is compared, at least; the differences."""
     gloo, ours = make_sides(backend=backend)
     pairs = zip(_list_sides(gloo, is_long=is_long), _list_sides(ours, is_long=is_long), strict=True)
-    found = [find_difference(call, one, other) for (call, one), (_, other) in pairs]
+    found = [(call, find_difference(call, one, other)) for (call, one), (_, other) in pairs]
     close_sides(gloo, ours)
-    return len(found), [each for each in found if each]
+    counts = Counter(call for call, each in found if each is not None)
+    return min(counts[call] for call, _ in found), [each for _, each in found if each]
 
 
 def main() -> None:

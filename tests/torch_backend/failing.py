@@ -47,6 +47,12 @@ def load_data() -> None:
 
     A child that makes a call itself is refused, also if it was forked in the middle of one.
     """
+    # A child that ends must not wait for Gloo's threads; after an asynchronous call none does.
+    message = torch.ones(1)
+    dist.send(message, 1) if dist.get_rank() == 0 else dist.recv(message, 0)
+    if (child := os.fork()) == 0:
+        sys.exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
     if dist.get_rank() == 0:
         work = dist.all_reduce(torch.ones(1), async_op=True)
         time.sleep(0.2)
@@ -69,12 +75,6 @@ def load_data() -> None:
             work.wait()
         dist.all_reduce(total)
         assert total.item() == dist.get_world_size() * 780
-    # Gloo has threads, which a child that ends as Python ends must not wait for.
-    message = torch.ones(1)
-    dist.send(message, 1) if dist.get_rank() == 0 else dist.recv(message, 0)
-    if (child := os.fork()) == 0:
-        sys.exit(8)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
     print("loaded", flush=True)
 
 

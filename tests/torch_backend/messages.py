@@ -28,17 +28,14 @@ def send_and_receive(side: Side) -> list[Any]:
     after, before = (side.rank + 1) % side.size, (side.rank - 1) % side.size
     if side.size == 1:
         return []
-    first, second = side.fill(seed=1), side.fill(3, seed=2)
-    got = [side.room(), side.room(3)]
-    if side.rank == 0:
-        dist.send(first, group=side.group, group_dst=after, tag=1)
-        dist.send(second, group=side.group, group_dst=after, tag=2)
-    who = dist.recv(got[0], group=side.group, group_src=before, tag=1)
-    dist.recv(got[1], group=side.group, group_src=before, tag=2)
-    if side.rank != 0:
-        dist.send(first, group=side.group, group_dst=after, tag=1)
-        dist.send(second, group=side.group, group_dst=after, tag=2)
-    return [*got, who, first, second]
+    sent, got = [side.fill(seed=1), side.fill(3, seed=2)], [side.room(), side.room(3)]
+    for is_first in (True, False):
+        if (side.rank == 0) == is_first:
+            for tag, tensor in enumerate(sent):
+                dist.send(tensor, group=side.group, group_dst=after, tag=tag)
+        if is_first:
+            who = [dist.recv(each, None, side.group, tag, before) for tag, each in enumerate(got)]
+    return [*got, *who, *sent]
 
 
 def together(side: Side) -> list[Any]:
@@ -51,12 +48,10 @@ def together(side: Side) -> list[Any]:
 
     @contextlib.contextmanager
     def together_in(waits: bool) -> Iterator[None]:
-        if side.is_gloo:
+        manager = dist._coalescing_manager(side.group, async_ops=not waits)
+        with contextlib.nullcontext() if side.is_gloo else manager as works:
             yield
-            return
-        with dist._coalescing_manager(side.group, async_ops=not waits) as works:
-            yield
-        if not waits:
+        if works and not waits:
             works.wait()
 
     with together_in(waits=False):
@@ -92,7 +87,7 @@ def in_the_middle_of_autograd(side: Side) -> list[Any]:
     found.append(functional.wait_tensor(functional.all_reduce(tensor.t(), "sum", group)).t()[1:])
     leaf = side.fill().requires_grad_()
     functional.all_gather_tensor_autograd(leaf, 0, group).square().sum().backward()
-    several = functional.all_reduce_coalesced([side.fill(3), side.fill(4)], "sum", group)
+    several = functional.all_reduce_coalesced([side.fill(n).char() for n in (3, 4)], "sum", group)
     gathered = functional.all_gather_into_tensor_coalesced([side.fill(3), side.fill(4)], group)
     return [*found, leaf.grad, tensor, *(each + 0 for each in (*several, *gathered))]
 
@@ -162,10 +157,7 @@ CALLS = (
 
 
 def _compare(gloo: Side, ours: Side) -> list[str]:
-    compared = []
-    for call in CALLS:
-        expected = call(gloo)
-        compared.append(differ(call.__name__, ours, call(ours), expected))
+    compared = [differ(call.__name__, ours, call(ours), call(gloo)) for call in CALLS]
     return [each for each in compared if each]
 
 
@@ -216,15 +208,12 @@ def compare_threads(session: Any, rounds: int, name: str) -> list[str]:
     def work(place: int, side: Side) -> None:
         # The ranks begin with different groups.
         time.sleep(0.2 * ((place + dist.get_rank()) % len(mine)))
-        try:
-            for number in range(rounds):
-                tensor = torch.full((1 + 997 * (number % 7),), side.rank + number % 5, dtype=dtype)
-                dist.all_reduce(tensor, group=side.group)
-                total = sum(rank + number % 5 for rank in range(side.size))
-                if not torch.equal(tensor, torch.full_like(tensor, total)):
-                    differences.append(f"{side.ranks}, round {number}: {tensor[:4]}, not {total}")
-        except RuntimeError as error:
-            differences.append(f"{side.ranks}: {error}")
+        for number in range(rounds):
+            tensor = torch.full((1 + 997 * (number % 7),), side.rank + number % 5, dtype=dtype)
+            dist.all_reduce(tensor, group=side.group)
+            total = sum(rank + number % 5 for rank in range(side.size))
+            if not torch.equal(tensor, torch.full_like(tensor, total)):
+                differences.append(f"{side.ranks}, round {number}: {tensor[:4]}, not {total}")
 
     # If they wait for each other, each call ends with an error after the group's timeout.
     with ThreadPoolExecutor(len(mine)) as pool:

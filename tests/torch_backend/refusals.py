@@ -105,15 +105,12 @@ def make_again(session: Any) -> list[float]:
 def change_timeouts(session: Any) -> list[str]:
     """What a rank is told that waits for one which does not come, after the timeout was changed."""
     said, groups = [], []
-    for setting in (
-        lambda group: CHANGE_TIMEOUT(SHORT, group),
-        lambda group: group.set_timeout(SHORT),
-    ):
+    for setting in (CHANGE_TIMEOUT, lambda seconds, group: group.set_timeout(seconds)):
         group = make_sides()[1].group
         groups.append(group)
         for dtype in (torch.float32, torch.int8):
             dist.all_reduce(torch.ones(3, dtype=dtype), group=group)
-        setting(group)
+        setting(SHORT, group)
         if dist.get_rank() == 0:
             for dtype in (torch.float32, torch.int8):
                 tensor = torch.ones(3, dtype=dtype)

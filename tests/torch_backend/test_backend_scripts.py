@@ -19,7 +19,7 @@ SIZES = (3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 5)))
 
 
 def compare(pool, size, function, *arguments, fewest=None):
-    """No rank finds a difference, of ``fewest`` cases if it counts them."""
+    """No rank finds a difference, in more than ``fewest`` cases of each call if it counts them."""
     found = pool("openmpi", size).call(function, *arguments, timeout=SECONDS).values
     if fewest is not None:
         assert all(count > fewest for count, _ in found)
@@ -30,7 +30,7 @@ def compare(pool, size, function, *arguments, fewest=None):
 @pytest.mark.parametrize("size", SIZES)
 def test_every_call_leaves_what_it_leaves_under_gloo(size, pool):
     # Of 2 and 5 ranks with every type and operator of every call.
-    compare(pool, size, comparison.compare_calls, size != 3, fewest=300)
+    compare(pool, size, comparison.compare_calls, size != 3, fewest=7)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -118,10 +118,8 @@ def test_calls_of_different_types_are_told_apart_where_calls_are_compared(pool):
     called = pool("openmpi", 2).call(refusals.make_different_calls, env={"MPIDDP_DEBUG": "1"})
     for said in called.values:
         for message, name in zip(said, ["all-gather"] * 2 + ["broadcast from 0"] * 2, strict=True):
-            assert re.search(
-                f"rank 0 has 'call 1: {name} of 4 float32', rank 1 has 'call 1: {name} of 4 int32'",
-                message,
-            ), message
+            call = f"'call 1: {name} of 4 "
+            assert f"rank 0 has {call}float32', rank 1 has {call}int32'" in message, message
 
 
 DESTROYED = "DistBackendError: mpiddp: this process group has been destroyed"
@@ -135,15 +133,11 @@ LEFT = {
     ],
     refusals.compile_a_model: [1.0, 1.0, 0.0, 0.0, 0.0],
 }  # fmt: skip
+LONG = {refusals.compile_a_model: pytest.mark.long}
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(call, marks=[pytest.mark.long] * (call is refusals.compile_a_model))
-        for call in LEFT
-    ],
-    ids=lambda call: call.__name__,
+    "call", [pytest.param(each, id=each.__name__, marks=LONG.get(each, ())) for each in LEFT]
 )
 def test_what_groups_leave(call, pool):
     found = pool("openmpi", 2).call(call, timeout=SECONDS).values

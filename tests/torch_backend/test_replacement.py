@@ -16,12 +16,14 @@ from torch import distributed
 import launchers
 import mpiddp.torch_backend
 from mpiddp import torch_internals
+from mpiddp.collectives import TORCH
 from mpiddp.errors import ConfigurationError, PeerLostError
 from mpiddp.torch_backend import members, own_calls, replace_gloo
 from mpiddp.torch_backend.call_queue import CallQueue
-from mpiddp.torch_backend.group import BACKEND_BASE, CpuBackend
+from mpiddp.torch_backend.gloo_calls import GlooCalls
+from mpiddp.torch_backend.group import BACKEND_BASE, CpuBackend, Group
 from mpiddp.torch_backend.members import Place
-from mpiddp.torch_backend.monitored_barrier import MonitoredBarrier
+from mpiddp.torch_backend.tensors import find_reduction
 from mpiddp.torch_internals import find_backend_config
 
 SCRIPT = """
@@ -35,13 +37,11 @@ SCRIPT = """
     rank, size = distributed.get_rank(), distributed.get_world_size()
     mean = torch.full((3,), float(rank))
     distributed.all_reduce(mean, op=distributed.ReduceOp.AVG)
-    part = torch.zeros(2)
-    source = torch.arange(2.0 * size) + rank
+    part, source = torch.zeros(2), torch.arange(2.0 * size) + rank
     distributed.reduce_scatter(part, list(source.chunk(size)))
     odd = distributed.new_group([1])
-    alone = torch.ones(1)
     if rank == 1:
-        distributed.all_reduce(alone, group=odd)
+        distributed.all_reduce(torch.ones(1), group=odd)
     distributed.monitored_barrier(timeout=timedelta(seconds=60))
     names = [None] * size
     distributed.all_gather_object(names, type(distributed.group.WORLD).__module__)
@@ -55,10 +55,9 @@ SCRIPT = """
 """
 
 
-def run_front(*words, **options):
-    command = ["-m", "mpiddp", "-n", "2", "--quiet", *words]
-    path = {"PYTHONPATH": str(launchers.ROOT)}
-    return launchers.run_python(*command, env=path, timeout=150, **options).expect(0)
+def run_front(*words):
+    command, path = ["-m", "mpiddp", "-n", "2", "--quiet"], {"PYTHONPATH": str(launchers.ROOT)}
+    return launchers.run_python(*command, *words, env=path, timeout=150).expect(0)
 
 
 @pytest.mark.mpi
@@ -72,35 +71,32 @@ def test_an_unchanged_script_has_mpiddps_collectives(tmp_path):
     assert (transport, gloo, backend) == ("shared-memory", ["gather"], "gloo")
 
 
-def test_gloo_alone_is_replaced_and_comes_back():
-    config = find_backend_config()
+def test_gloo_alone_is_replaced_and_comes_back(monkeypatch, capsys):
+    config, beside = find_backend_config(), "gloo" if BACKEND_BASE is None else "mpiddp"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     restore = replace_gloo()
     try:
         assert config("gloo").device_backend_map["cpu"] == "mpiddp"
         assert set(config("nccl").device_backend_map.values()) == {"nccl"}
+        found = config("cpu:gloo,cuda:nccl").device_backend_map
     finally:
         restore()
     assert config("gloo").device_backend_map["cpu"] == "gloo"
+    assert found == {"cpu": beside, "cuda": "nccl"}
+    assert ("keeps Gloo" in capsys.readouterr().err) == (beside == "gloo")
 
 
-def test_a_group_with_nccl_beside_gloo_keeps_gloo(monkeypatch, capsys):
-    config = find_backend_config()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(config, "__init__", config.__init__)
-    replace_gloo()
-    found = config("cpu:gloo,cuda:nccl").device_backend_map
-    if BACKEND_BASE is not None:
-        assert found == {"cpu": "mpiddp", "cuda": "nccl"}
-    else:
-        assert found == {"cpu": "gloo", "cuda": "nccl"}
-        assert "keeps Gloo" in capsys.readouterr().err
-
-
-def test_a_group_with_another_backend_has_ours_as_a_part_of_it():
-    config = find_backend_config()
+def test_a_group_with_another_backend_has_ours_as_a_part_of_it(monkeypatch):
+    config, backend = find_backend_config(), mpiddp.torch_backend
+    if BACKEND_BASE is None:
+        # As torch from 2.14 on.
+        monkeypatch.setattr(config, "get_device_backend_map", config.get_device_backend_map)
+        monkeypatch.setattr(distributed.Backend, "register_backend", mock.Mock())
+        monkeypatch.setattr(backend, "BACKEND_BASE", object)
+        monkeypatch.setattr(backend, "find_plugin", lambda name: None)
+        backend.register()
     found = config("cpu:mpiddp,cuda:gloo").get_device_backend_map()
-    expected = "mpiddp" if BACKEND_BASE is None else "mpiddp_part"
-    assert found == {"cpu": expected, "cuda": "gloo"}
+    assert found == {"cpu": "mpiddp_part", "cuda": "gloo"}
     assert config("mpiddp").get_device_backend_map() == {"cpu": "mpiddp"}
     # torch then asks the part for nothing that it has not got.
     assert not any(has for name, has in vars(CpuBackend).items() if "supports_" in name)
@@ -126,7 +122,7 @@ def test_gloo_begins_no_call_before_those_that_were_begun_earlier():
     calls.make("second", partial(done.append, "second"), [], waits=True, start=start)
     assert work.is_completed()
     left = calls.make("third", partial(done.append, "third"), [], waits=True, start=start)
-    assert [each["is_complete"] for each in calls.list_calls()] == [True, True, False]
+    assert [each["number"] * each["is_complete"] for each in calls.list_calls()] == [1, 2, 0]
     del left
     assert calls.list_calls()[-1]["is_complete"]
     calls.make("fourth", partial(done.append, "fourth"), [], waits=False, start=start)
@@ -150,6 +146,9 @@ def test_ranks_on_the_nodes_of_a_cluster_send_over_mpi(slurm_cluster, tmp_path):
     assert lines == ['["shared-memory+mpi"]'] * 3
 
 
+SUM = find_reduction(distributed.ReduceOp.SUM)
+
+
 def find_place(size, name="test"):
     """Of rank 0, whose peers never come."""
     return Place(distributed.HashStore(), 0, tuple(range(size)), timedelta(0), name)
@@ -158,10 +157,31 @@ def find_place(size, name="test"):
 @pytest.mark.parametrize(("cores", "delay"), [(1, own_calls.LATER), (2, own_calls.SOON)])
 def test_a_call_is_begun_soon_if_each_rank_has_a_core_to_spare(monkeypatch, cores, delay):
     monkeypatch.setattr(own_calls, "count_cores", lambda: cores)
-    own = own_calls.OwnCalls(find_place(1))
-    own.barrier()
+    own, tensor = own_calls.OwnCalls(find_place(1)), torch.ones(3)
+    own.all_reduce([tensor], SUM)
+    # A call like it is known then.
+    known = [own.find_shortcut(each, SUM) for each in ([tensor], [tensor[1:]], tensor)]
     own.close()
-    assert own.delay == delay
+    assert own.delay == delay and [*map(bool, known)] == [True, False, False]
+
+
+def test_where_each_message_goes_through_gloo_it_makes_whole_calls(monkeypatch):
+    own, tensor, gloo = own_calls.OwnCalls(find_place(2)), torch.ones(2, 3), mock.MagicMock()
+    schedules = mock.MagicMock(is_checked=False, **{"layout.transports": [TORCH]})
+    monkeypatch.setattr(own_calls, "make_group_communicator", lambda *_: schedules)
+    monkeypatch.setattr(members, "make_gloo", lambda *_: gloo)
+    # Known after the first call, in which the ranks meet.
+    assert own.find_direct([tensor], SUM) is None
+    own.all_reduce([tensor], SUM)
+    assert gloo.allreduce.called and not schedules.run.called
+    assert own.find_direct([tensor], SUM) is gloo
+    scaled = find_reduction(distributed._make_nccl_premul_sum(2.0))
+    assert own.find_direct([tensor], scaled) is own.find_direct([tensor.t()], SUM) is None
+    # Who begins a call need not wait for it.
+    calls = CallQueue("group", lambda: 3600.0)
+    work = GlooCalls(find_place(2), calls, print).reduce_scatter([tensor], [[tensor] * 2], SUM)
+    assert not work.is_completed()
+    calls.close()
 
 
 def test_a_group_whose_first_call_failed_is_broken():
@@ -172,11 +192,10 @@ def test_a_group_whose_first_call_failed_is_broken():
     assert own.has_failed
 
 
-@pytest.mark.parametrize(("all_ranks", "named"), [(False, "Rank 1"), (True, "Ranks 1, 2")])
+@pytest.mark.parametrize(("all_ranks", "named"), [((), "Rank 1"), ((True,), "Ranks 1, 2")])
 def test_a_monitored_barrier_names_the_first_missing_rank_or_all(all_ranks, named):
-    barrier = MonitoredBarrier(find_place(3))
     with pytest.raises(RuntimeError, match=rf"{named} failed to pass"):
-        barrier.wait(timedelta(milliseconds=1), wait_all_ranks=all_ranks)
+        Group(find_place(3)).monitored_barrier(0.001, *all_ranks)
 
 
 def test_a_split_without_this_rank_is_refused():
@@ -191,7 +210,9 @@ def test_groups_that_are_made_at_the_same_time_have_tags_that_every_mpi_has():
     for name in map(str, range(40)):
         members._list_messengers(find_place(2, name), comm, print, None, 1)["mpi"]()
     tags = {call.args[1] for call in comm.Create_group.call_args_list[1:]}
-    assert len(tags) == 40 and max(tags) <= 32767
+    whole = comm.Get_group()
+    assert len(tags) == whole.Free.call_count == whole.Incl().Free.call_count == 40
+    assert max(tags) <= 32767
 
 
 @pytest.mark.long

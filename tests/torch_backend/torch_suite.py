@@ -54,30 +54,25 @@ def run(backend: str, names: Sequence[str] = ()) -> dict[str, Outcome]:
     """The outcome of each test of ``names``, or of all. Takes at most 2 minutes for each."""
     outcomes: dict[str, Outcome] = {}
     for size in SIZES:
-        wanted = [name for name, found in outcomes.items() if _asks_for_ranks(found)]
+        wanted = [
+            name for name, found in outcomes.items()
+            if found.kind == SKIPPED and re.search(r"world ?size", found.reason)
+        ]  # fmt: skip
         if not outcomes or wanted:
             outcomes |= _run_with(backend, size, wanted or names)
     return outcomes
 
 
-def _asks_for_ranks(found: Outcome) -> bool:
-    return found.kind == SKIPPED and re.search(r"world ?size", found.reason) is not None
-
-
 def _run_with(backend: str, size: int, names: Sequence[str]) -> dict[str, Outcome]:
-    variables = {
-        **os.environ,
-        "BACKEND": backend,
-        "WORLD_SIZE": str(size),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "MPIDDP_WAIT": "sleep",
+    variables = os.environ | {
+        "BACKEND": backend, "WORLD_SIZE": str(size), "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1", "MPIDDP_WAIT": "sleep",
         # Reasons show sets.
         "PYTHONHASHSEED": "0",
         # Tests that begin anew use the file of their ranks.
         "INIT_METHOD": "file://",
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(BODY_SECONDS),
-    }
+    }  # fmt: skip
     server = subprocess.Popen(
         [sys.executable, __file__, "--serve", *names],
         env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -210,7 +205,4 @@ def _make_test_case() -> type[Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--serve":
-        serve(sys.argv[2:])
-    else:
-        write(Path(sys.argv[1]))
+    serve(sys.argv[2:]) if sys.argv[1] == "--serve" else write(Path(sys.argv[1]))

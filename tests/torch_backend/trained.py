@@ -30,26 +30,19 @@ from torch.nn.parallel import DistributedDataParallel
 import mpiddp.torch_backend  # noqa: F401 - registers the backend
 
 STEPS = 4
+ZERO = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.Adam)
 
 
-class Model(nn.Module):
+def make_model() -> nn.Sequential:
     """Two layers, and buffers that ranks would have different."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.first = nn.Linear(6, 8)
-        self.norm = nn.BatchNorm1d(8)
-        self.second = nn.Linear(8, 3)
-        self.register_buffer("own", torch.full((3,), float(dist.get_rank())))
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.second(self.norm(self.first(values)).relu())
-        return found
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model.register_buffer("own", torch.full((3,), float(dist.get_rank())))
+    return model
 
 
-def train(model: nn.Module, optimizer: Any, accumulates: bool = False) -> list[float]:
-    losses = []
+def train(model: nn.Module, kind: Any = torch.optim.Adam, accumulates: bool = False) -> list[float]:
+    losses, optimizer = [], kind(model.parameters(), lr=0.01)
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
         values, targets = (torch.randn(4, width, generator=generator) for width in (6, 3))
@@ -64,22 +57,11 @@ def train(model: nn.Module, optimizer: Any, accumulates: bool = False) -> list[f
     return losses
 
 
-def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.01)
-
-
-def train_with_ddp(folder: str, hook: Any = None, accumulates: bool = False) -> list[Any]:
-    model = DistributedDataParallel(Model())
+def train_with_ddp(folder: str, hook: Any = None, **options: Any) -> list[Any]:
+    model = DistributedDataParallel(make_model())
     if hook is not None:
         model.register_comm_hook(None, hook)
-    losses = train(model, make_optimizer(model), accumulates=accumulates)
-    return [losses, *model.state_dict().values()]
-
-
-def train_with_zero(folder: str) -> list[Any]:
-    model = DistributedDataParallel(Model())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
-    return [train(model, optimizer), *model.state_dict().values()]
+    return [train(model, **options), *model.state_dict().values()]
 
 
 def train_with_fsdp(folder: str) -> list[Any]:
@@ -87,19 +69,19 @@ def train_with_fsdp(folder: str) -> list[Any]:
     mesh = init_device_mesh("cpu", (2,))
 
     def make() -> nn.Module:
-        model = Model()
-        for layer in (model.first, model.second):
+        model = make_model()
+        for layer in (model[0], model[-1]):
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
 
     model = make()
-    losses = train(model, make_optimizer(model))
+    losses = train(model)
     save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
     found = make()
     state = {"model": get_model_state_dict(found)}
     load(state, checkpoint_id=folder)
-    losses += train(found, make_optimizer(found))
+    losses += train(found)
     return [losses, *found.state_dict().values()]
 
 
@@ -107,7 +89,7 @@ WAYS: dict[str, Callable[[str], list[Any]]] = {
     "ddp": train_with_ddp,
     "hook": partial(train_with_ddp, hook=fp16_compress_hook),
     "no_sync": partial(train_with_ddp, accumulates=True),
-    "zero": train_with_zero,
+    "zero": partial(train_with_ddp, kind=ZERO),
     "fsdp2": train_with_fsdp,
 }
 
