@@ -58,7 +58,7 @@ def _run(words: list[str]) -> End:
 def _follow_caller(report: int) -> None:
     """On a thread: end the ranks that have not ended by themselves once the caller has gone."""
     poller = select.poll()
-    poller.register(report, 0)  # POLLERR alone, once the other end is closed.
+    poller.register(report, select.POLLERR)  # Once the other end is closed.
     poller.poll()
     # The second one ends ranks that do not react to the first.
     for seconds in (LEAVE_SECONDS, 1.0):

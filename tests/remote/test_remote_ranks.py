@@ -166,10 +166,8 @@ def test_calls_of_threads_and_those_submitted_keep_their_order(ranks):
 
 def test_sessions_checkpoints_and_collectives(ranks, tmp_path):
     assert ranks.run(called.start_sessions) == [[True] * 3] * RANKS
-    with pytest.raises(RankFailedError) as caught:
+    with pytest.raises(RankFailedError, match=r"mpiddp\.init\(backend=.*these ranks were started"):
         ranks.run(called.start_another_session)
-    (error,) = caught.value.exceptions
-    assert re.match(r"mpiddp\.init\(backend=.*these ranks were started", str(error))
     found = ranks.run(called.train, tmp_path / "checkpoints")
     assert len({weight for weight, _, _ in found}) == 1
     assert {total for _, total, _ in found} == {3.0}
@@ -180,11 +178,10 @@ def test_sessions_checkpoints_and_collectives(ranks, tmp_path):
 def test_a_deadline_says_where_the_late_ranks_were(ranks, monkeypatch, tmp_path):
     asleep = tmp_path / "asleep-2"
     called.expire_when(monkeypatch, lambda own: len(own._waiting) == 1 and asleep.exists())
-    with pytest.raises(RankFailedError, match="sleep_on failed on 1 of 3 ranks") as caught:
+    with pytest.raises(RankFailedError, match="sleep_on did not return within 60 s") as caught:
         ranks.run(called.sleep_on, 2, tmp_path)
     (error,) = caught.value.exceptions
     assert type(error) is UnreachableError and list(caught.value.by_rank) == [2]
-    assert str(error) == "sleep_on did not return within 60 s"
     where = r"Where the ranks were:\n(.*\n)*.*rank.* sleep_on, called\.py:"
     assert re.search(where, error.__notes__[0])
 
