@@ -37,7 +37,6 @@ from mpiddp.remote.rank_output import OutputReader, Sink, write
 from mpiddp.remote.starter import End
 from mpiddp.wording import name_ranks, print_message
 
-TOKEN_BYTES = 32
 ROLES = ("calls", "out", "err")
 LOOK_SECONDS = 0.05
 """Period of the checks whether the starter has ended before its ranks were there."""
@@ -159,7 +158,7 @@ class RankJob:
 
     def _print_log(self) -> None:
         """Print what front and launcher have said since the last time, while the ranks start."""
-        text = os.pread(self._log, 1 << 20, self._shown)
+        text = os.pread(self._log, os.fstat(self._log).st_size, self._shown)
         if text:
             self._shown += len(text)
             write("err", text.decode(errors="replace"))
@@ -168,8 +167,8 @@ class RankJob:
         """In one line, without the lines that launchers draw."""
         if self._log < 0:
             return ""
-        lines = os.pread(self._log, 1 << 20, 0).decode(errors="replace").splitlines()
-        return " ".join(line.strip() for line in lines if line.strip("- "))
+        said = os.pread(self._log, os.fstat(self._log).st_size, 0).decode(errors="replace")
+        return " ".join(line.strip() for line in said.splitlines() if line.strip("- "))
 
     def await_end(self, seconds: float) -> End | None:
         """How the job ended, if it does so in time."""
@@ -185,9 +184,8 @@ class RankJob:
                 self.end = End(**json.load(file))
             except (ValueError, TypeError):
                 # It was killed; else it has said why in the log.
-                killed = self.starter.returncode < 0
-                reason = "the process that started them was killed" if killed else ""
-                self.end = End(self.starter.returncode, reason)
+                code = self.starter.returncode
+                self.end = End(code, "the process that started them was killed" if code < 0 else "")
 
     # Its end
 
@@ -248,7 +246,7 @@ class _RankListener:
 
     def __init__(self, servers: Sequence[socket.socket], stack: contextlib.ExitStack) -> None:
         """``stack``: closes the listening sockets, and connections that nobody has taken over."""
-        token, proof = secrets.token_hex(TOKEN_BYTES), secrets.token_hex(TOKEN_BYTES)
+        token, proof = secrets.token_hex(), secrets.token_hex()
         for server in servers:
             stack.enter_context(server)
         self.address = Address(tuple(map(describe_server, servers)), token, proof)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -297,9 +298,6 @@ def test_a_rank_sends_no_token_to_another_users_socket(monkeypatch):
 # How a rank takes calls: what comes from its caller at the wrong moment
 
 
-WORLD = SimpleNamespace(rank=0, size=1)
-
-
 @pytest.fixture
 def caller(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
     ours, theirs = socket.socketpair()
@@ -316,8 +314,8 @@ def caller(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
 
 def serve(caller: Channel) -> rank.CallServer:
     session = SimpleNamespace(
-        world=WORLD, device="cpu", threads=1, backend="gloo", collectives=None,
-        do_postponed=lambda: None,
+        world=SimpleNamespace(rank=0, size=1), device="cpu", threads=1, backend="gloo",
+        collectives=None, do_postponed=lambda: None,
     )  # fmt: skip
     server = rank.CallServer(session, None)  # type: ignore[arg-type]
     assert caller.receive().kind == "hello"
@@ -338,15 +336,29 @@ def test_a_function_whose_caller_has_just_gone_is_not_begun(caller):
     listening.join(SOON)
     assert not listening.is_alive()
     server.serve()
-    answer = caller.receive()
-    assert answer.kind == "error" and pickling.load(answer.body)[1] == "KeyboardInterrupt"
+    assert pickling.load(caller.receive().body)[1] == "KeyboardInterrupt"
     assert "begun" not in called.heard
 
 
+def test_a_call_that_a_rank_has_no_memory_for_is_answered(caller, monkeypatch):
+    server, coming = serve(caller), [ConfigurationError("no memory"), EOFError()]
+    monkeypatch.setattr(server._calls, "receive", mock.Mock(side_effect=coming))
+    caller.send("call")
+    server.serve()
+    server.close()
+    assert pickling.load(caller.receive().body)[2] == "no memory"
+
+
 def test_a_signal_that_comes_after_its_function_does_not_disturb_the_answer(caller, monkeypatch):
+    def end() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # The next one, while it cleans up.
+        # A function may let Ctrl-C raise, as libraries do.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
     server = serve(caller)
-    # A function may let Ctrl-C raise, as libraries do.
-    call(caller, 1, lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None)
+    call(caller, 1, end)
     monkeypatch.setattr(server, "_mark", lambda _: signal.raise_signal(signal.SIGINT))
     try:
         server._do(server._inbox.get(timeout=SOON))
@@ -449,13 +461,20 @@ def test_a_line_whose_end_is_late_is_printed(monkeypatch):
     assert "".join(texts).startswith("[3] Name? ")
 
 
-def test_what_launchers_say_while_ranks_start_is_printed_once(tmp_path, capsys):
+def test_what_launchers_say_while_ranks_start_is_printed_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mpiddp.remote.job.QUIET_SECONDS", -1.0)
+    texts, shown = ["one\n", "two\n"], list[str]()
     with (tmp_path / "log").open("w+") as file:
-        job: Any = SimpleNamespace(_log=file.fileno(), _shown=0)
-        for text in ("one\n", "two\n"):
-            os.write(file.fileno(), text.encode())
-            RankJob._print_log(job)
-            assert capsys.readouterr().err == text
+        job = RankJob.__new__(RankJob)
+        vars(job).update(_log=file.fileno(), _shown=0, _output=None, starter=mock.Mock())
+        job.starter.poll = lambda: shown.append(capsys.readouterr().err)
+        ranks = mock.Mock(wait=lambda _: file.write(texts[len(shown)]) and file.flush())
+        type(ranks).is_complete = mock.PropertyMock(side_effect=[False, False, True])
+        job._await_ranks(ranks)
+    assert shown == texts
+    # Without a standard input the log is descriptor 0.
+    monkeypatch.setattr(os, "pread", lambda *_: b"said")
+    assert [RankJob._read_log(SimpleNamespace(_log=n)) for n in (0, -1)] == ["said", ""]
 
 
 def test_a_console_that_has_gone_stops_nothing(monkeypatch):

@@ -152,9 +152,9 @@ def test_the_notebook_trains_fails_and_starts_again_in_a_real_kernel(folder: Pat
     shown = r"\[0\] <unlocked _thread.lock object at \w+>\n\[1\] 'two\\nlines'"
     assert re.fullmatch(shown, read_text(values))
     assert read_text(left_out) == ""
-    assert "KeyboardInterrupt" in read_text(interrupted)
-    # IPython shows the last of mpiddp's own lines, which are to be hidden.
-    assert len(re.findall(r"mpiddp/remote/\w+\.py", read_text(interrupted))) == 1
+    # IPython shows where it was raised, whoever hides that, and nothing else of mpiddp's.
+    text = read_text(interrupted)
+    assert "KeyboardInterrupt" in text and text.count("remote/") == 1
     assert read_text(after) == "[0] 1\n[1] 2"
 
     check_error(lost, "rank 1", "lost", "restart()")

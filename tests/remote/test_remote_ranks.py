@@ -18,17 +18,12 @@ import pytest
 import called
 import mpiddp
 from launchers import until
-from mpiddp.errors import (
-    ConfigurationError,
-    LaunchError,
-    RankFailedError,
-    RemoteError,
-    UnreachableError,
-)
-from mpiddp.remote import call
+from mpiddp.errors import ConfigurationError, LaunchError, RankFailedError, RemoteError
+from mpiddp.remote import call, job
 
 pytestmark = pytest.mark.mpi
 RANKS = 3
+JOB = "mpiddp.remote.ranks.RankJob"
 WAITING = {"MPIDDP_WAIT": "sleep"}
 SECONDS = 60.0
 """A call's limit where none is tested: a busy machine may need it."""
@@ -57,9 +52,8 @@ def test_values_come_by_rank(ranks, capsys, monkeypatch):
     factor = 3
     assert ranks.run(lambda x: factor * x * called.find_rank(), x=2) == [0, 6, 12]
     assert ranks.run(functools.partial(called.describe, 1), second=2)[2][:3] == (2, 1, 2)
-    assert [member.rank for member in ranks.members] == [0, 1, 2]
+    assert [member.rank for member in ranks.members] == [*range(len(ranks))] == [0, 1, 2]
     assert [member.process for member in ranks.members] == ranks.run(os.getpid)
-    assert len(ranks) == RANKS
     assert re.fullmatch(r"<3 ranks: ranks 0-2 on \S+, waiting>", repr(ranks))
     with pytest.raises(ConfigurationError, match="expected a function, found int"):
         ranks.run(3)
@@ -67,7 +61,7 @@ def test_values_come_by_rank(ranks, capsys, monkeypatch):
         ranks.run(called.nothing, threading.Lock())
     with pytest.raises(ConfigurationError, match="ranks stay in the process that started them"):
         ranks.run(lambda: ranks.state)
-    with pytest.raises(ConfigurationError, match="expected a function, found int"):
+    with mock.patch(JOB, None), pytest.raises(ConfigurationError, match="a function, found int"):
         mpiddp.run(2, called.nothing)
     assert capsys.readouterr() == ("", "")
 
@@ -102,8 +96,7 @@ def test_exceptions_are_the_ranks_own(ranks):
         return tuple(caught.value.by_rank[rank] for rank in range(RANKS))
 
     first, second, third = fail("awkward", "locked", "mute")
-    assert type(first) is called.AwkwardError
-    assert (str(first), first.second) == ("1 and 2", 2)
+    assert (type(first), str(first), first.second) == (called.AwkwardError, "1 and 2", 2)
     assert type(second) is RemoteError and str(second) == "called.LockedError: locked"
     assert type(third) is called.MuteError
     note = second.__notes__[0]
@@ -173,6 +166,10 @@ def test_sessions_checkpoints_and_collectives(ranks, tmp_path):
     assert {total for _, total, _ in found} == {3.0}
     # The save is complete by now.
     assert (tmp_path / "checkpoints" / "step-3").is_dir()
+    assert job.END_SECONDS > job.LASTING_SECONDS, "else the ranks may finish it at their end"
+    # What a session does at its end is done at the end of a call.
+    ranks.run(lambda: mpiddp.init().postpone(functools.partial(called.note, "postponed")))
+    assert ranks.run(called.note, "next")[0][-2:] == ["postponed", "next"]
 
 
 def test_a_deadline_says_where_the_late_ranks_were(ranks, monkeypatch, tmp_path):
@@ -206,14 +203,14 @@ def test_a_caller_that_is_stopped_for_a_moment_misses_nothing(ranks, capsys, mon
     ranks.within(0.1).run(called.print_block, 100_000)
     out = capsys.readouterr().out
     assert all(f"[{rank}] end\n" in out for rank in range(RANKS))
+    # However long it is stopped, its ranks wait.
+    assert {limit for limits in ranks.run(called.list_limits) for limit in limits} == {None}
 
 
-def test_a_call_that_gets_no_thread_holds_up_no_other(ranks, monkeypatch):
-    with monkeypatch.context() as patch:
-        refused = RuntimeError("can't start new thread")
-        patch.setattr(threading, "Thread", mock.Mock(side_effect=refused))
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            ranks.submit(called.nothing)
+def test_a_call_that_gets_no_thread_holds_up_no_other(ranks):
+    refused = mock.patch("threading.Thread", side_effect=RuntimeError("can't start new thread"))
+    with refused, pytest.raises(RuntimeError, match="can't start new thread"):
+        ranks.submit(called.nothing)
     left = list(ranks._queue)
     ranks._queue.clear()  # What is left would hold up the end of the ranks as well.
     assert left == []
@@ -224,11 +221,11 @@ def test_what_a_function_leaves_behind_harms_no_later_call(ranks):
     ranks.run(called.refuse_interrupts)
     with pytest.raises(RankFailedError, match="sleep_on failed on 3 of 3 ranks"):
         ranks.within(0.3).run(called.sleep_on, -1)
-    assert ranks.state == "waiting"
-
-
-def test_a_caller_that_is_stopped_for_long_keeps_its_ranks(ranks):
-    assert {limit for limits in ranks.run(called.list_limits) for limit in limits} == {None}
+    # Asked often, it costs no time.
+    began = time.monotonic()
+    assert {ranks.state for _ in range(20)} == {"waiting"} and time.monotonic() < began + 10
+    os.eventfd_write(ranks._wake, 1)  # An interrupt() for it that came too late.
+    assert ranks.submit(called.nothing).exception(SECONDS) is None
 
 
 def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
@@ -253,10 +250,9 @@ def test_ctrl_c_interrupts_the_function_alone(ranks, tmp_path):
         signal.signal(signal.SIGINT, previous)
     future = ranks.submit(called.sleep_on, -1, tmp_path / "none")
     assert type(future.exception(SECONDS)) is RankFailedError
-    for file in tmp_path.glob("asleep-*"):
-        file.unlink()
-    future = ranks.submit(called.sleep_on, -1, tmp_path)
-    until(lambda: len(list(tmp_path.glob("asleep-*"))) == RANKS, "the function")
+    (again := tmp_path / "again").mkdir()
+    future = ranks.submit(called.sleep_on, -1, again)
+    until(lambda: len(list(again.iterdir())) == RANKS, "the function")
     later = ranks.submit(called.note, -2)
     assert later.cancel() and not future.cancel()
     ranks.interrupt()
@@ -286,7 +282,8 @@ def test_a_module_that_was_edited_here_alone(ranks, tmp_path, monkeypatch):
 
 
 def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys, monkeypatch, tmp_path):
-    variables, job = WAITING | {"OF_THE_TEST": "1"}, "mpiddp.remote.ranks.RankJob"
+    variables = WAITING | {"OF_THE_TEST": "1"}
+    refused = mock.patch(JOB, side_effect=LaunchError("no"))
     with mpiddp.ranks(2, call_timeout=SECONDS, variables=variables, collectives="mpiddp") as own:
         with monkeypatch.context() as patch:
             called.expire_when(patch, lambda _: len(list(tmp_path.iterdir())) == 2)
@@ -294,8 +291,7 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys, monkeypat
             with pytest.raises(RankFailedError, match="ask_alone left ranks 0-1 in the middle of"):
                 own.run(called.ask_alone, tmp_path)
             assert own.state == "ended"
-            patch.setattr(job, mock.Mock(side_effect=LaunchError("no")))
-            with pytest.raises(LaunchError, match="no"):
+            with refused, pytest.raises(LaunchError, match="no"):
                 own.restart()
         with pytest.raises(ConfigurationError, match=r"these ranks have ended; restart\(\) starts"):
             own.run(called.nothing)
@@ -326,8 +322,7 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys, monkeypat
         look_late(monkeypatch, lose)
         assert own.run(called.nothing) == [None] * 2
         # What is said of the old ranks does not need new ones.
-        refused = mock.Mock(side_effect=ConfigurationError("no"))
-        with mock.patch(job, refused), pytest.raises(ConfigurationError):
+        with refused, pytest.raises(LaunchError, match="no"):
             own.restart()
         said = capsys.readouterr().err
         assert re.match(r"mpiddp: the ranks did not end well: rank 1 of 2 on \S+ was lost", said)
