@@ -178,7 +178,7 @@ def test_a_deadline_says_where_the_late_ranks_were(ranks, monkeypatch, tmp_path)
     with pytest.raises(RankFailedError, match="sleep_on did not return within 60 s") as caught:
         ranks.run(called.sleep_on, 2, tmp_path)
     (error,) = caught.value.exceptions
-    assert type(error) is UnreachableError and list(caught.value.by_rank) == [2]
+    assert type(error) is mpiddp.errors.UnreachableError and list(caught.value.by_rank) == [2]
     where = r"Where the ranks were:\n(.*\n)*.*rank.* sleep_on, called\.py:"
     assert re.search(where, error.__notes__[0])
 
