@@ -99,7 +99,7 @@ class Launch:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._take)
         signal.signal(signal.SIGALRM, self._repeat)
-        # A program that blocks signals, as a rank does, leaves that to what it starts.
+        # A program passes blocked signals on to what it starts, and a rank blocks some.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*PASSED_ON, signal.SIGALRM))
 
     def stop_listening(self) -> None:

@@ -307,7 +307,7 @@ def calls(machine, monkeypatch):
     """One rank's calls, which are only queued."""
     found = Crew([0, 0]).communicators[0]
 
-    # None is prepared: a begun call comes before.
+    # It has no `prepare`, which must not be called: a begun call comes first.
     plan = SimpleNamespace(run=lambda tensor: machine.queue(f"sum of {tensor.name}"))
     monkeypatch.setattr(found, "_ensure_plan", lambda key, request, tensor: plan)
     return found

@@ -105,8 +105,10 @@ def test_whom_it_serves_it_leaves_when_it_is_closed():
         thread = ListeningThread([server], {TOKEN: lambda _: lambda: selectors.EVENT_READ})
         with open_connection(describe_server(server), SOON) as caller:
             caller.sendall(TOKEN)
-            assert wait_until(lambda: thread._served, SOON)
-            thread.close()
+            try:
+                assert wait_until(lambda: thread._served, SOON)
+            finally:
+                thread.close()
             assert caller.recv(1) == b""
 
 

@@ -132,6 +132,8 @@ if "wait" in sys.argv:
         print("no child")
 if "much" in sys.argv:
     print("\\n".join(f"line {number} " + "x" * (number % 90) for number in range(20000)))
+if "closed" in sys.argv:
+    os.dup2(os.open(log_dir / "own", os.O_CREAT | os.O_RDWR), redirection._control)
 sys.stdout.write("no end, ")
 if "cut" in sys.argv:
     sys.stdout.flush()
@@ -146,7 +148,8 @@ SAID = f"from python\n{FILES}\nfrom C\nfrom a child\nno end, "
 
 
 def run(*words: str, **options) -> launchers.Result:
-    return launchers.run_python("-Wd", "-c", PROGRAM, *words, **options)  # Nothing stays unclosed.
+    # Nothing stays unclosed.
+    return launchers.run_python("-Wd::ResourceWarning", "-c", PROGRAM, *words, **options)
 
 
 def test_a_log_has_all_that_was_printed_up_to_a_sigkill(tmp_path):
@@ -164,11 +167,13 @@ def test_a_report_reaches_the_console_once():
 
 
 def test_labels_and_logs_of_much_output(tmp_path):
-    result = run(str(tmp_path), "all", "label", "wait", "much")
+    result = run(str(tmp_path), "all", "label", "wait", "much", "closed")
     lines = [f"line {number} " + "x" * (number % 90) for number in range(20000)]
     # What writes is no child of the rank.
     said = ["from python", FILES, "from C", "from a child", "no child", *lines, "no end, "]
     assert (tmp_path / "rank-3.out").read_text() == "\n".join(said)
+    # What the script has opened in place of what it closed is its own.
+    assert (tmp_path / "own").read_text() == ""
     assert result.stdout == "".join(f"[3@{HOST}] {line}\n" for line in said)
     assert result.stderr == f"[3@{HOST}] warning\n"
 

@@ -35,6 +35,7 @@ def expire_when(patch: Any, is_due: Callable[[Any], object]) -> None:
     step = Call._step
 
     def expire(call: Call, until: float) -> bool:
+        # PRINT_SECONDS, or less.
         assert until <= time.monotonic() + 1, "a line without an end would be seen late"
         found = step(call, until)
         if not call._is_stopping and is_due(call):

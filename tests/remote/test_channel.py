@@ -336,7 +336,8 @@ def test_a_function_whose_caller_has_just_gone_is_not_begun(caller):
     listening.join(SOON)
     assert not listening.is_alive()
     server.serve()
-    assert pickling.load(caller.receive().body)[1] == "KeyboardInterrupt"
+    answer = caller.receive()
+    assert answer.kind == "error" and pickling.load(answer.body)[1] == "KeyboardInterrupt"
     assert "begun" not in called.heard
 
 

@@ -87,7 +87,10 @@ def in_the_middle_of_autograd(side: Side) -> list[Any]:
     found.append(functional.wait_tensor(functional.all_reduce(tensor.t(), "sum", group)).t()[1:])
     leaf = side.fill().requires_grad_()
     functional.all_gather_tensor_autograd(leaf, 0, group).square().sum().backward()
-    several = functional.all_reduce_coalesced([side.fill(n).char() for n in (3, 4)], "sum", group)
+    several = []
+    for wanted in (side.dtype, torch.int8):
+        parts = [side.fill(n).to(wanted) for n in (3, 4)]
+        several += functional.all_reduce_coalesced(parts, "sum", group)
     gathered = functional.all_gather_into_tensor_coalesced([side.fill(3), side.fill(4)], group)
     return [*found, leaf.grad, tensor, *(each + 0 for each in (*several, *gathered))]
 

@@ -61,7 +61,7 @@ def test_calls_are_made_in_their_order_whatever_is_waited_for(steps):
 
 
 def test_what_nobody_waits_for_is_made_by_another_thread():
-    # Of which the kernel's timers want the whole seconds apart.
+    # A whole second: the kernel's timer takes seconds and nanoseconds apart.
     calls = Calls(delay=1.0)
     work = calls.begin(1)
     launchers.until(work.is_completed, "the call to end")

@@ -1,5 +1,6 @@
 """--collectives mpiddp, the backend's name, and what a rank knows without the others."""
 
+import contextlib
 import importlib.util
 import json
 import textwrap
@@ -89,6 +90,8 @@ def test_gloo_alone_is_replaced_and_comes_back(monkeypatch, capsys):
 def test_a_group_with_another_backend_has_ours_as_a_part_of_it(monkeypatch):
     config, backend = find_backend_config(), mpiddp.torch_backend
     if BACKEND_BASE is None:
+        found = config("cpu:mpiddp,cuda:gloo").get_device_backend_map()
+        assert found == {"cpu": "mpiddp", "cuda": "gloo"}
         # As torch from 2.14 on.
         monkeypatch.setattr(config, "get_device_backend_map", config.get_device_backend_map)
         monkeypatch.setattr(distributed.Backend, "register_backend", mock.Mock())
@@ -179,9 +182,9 @@ def test_where_each_message_goes_through_gloo_it_makes_whole_calls(monkeypatch):
     assert own.find_direct([tensor], scaled) is own.find_direct([tensor.t()], SUM) is None
     # Who begins a call need not wait for it.
     calls = CallQueue("group", lambda: 3600.0)
-    work = GlooCalls(find_place(2), calls, print).reduce_scatter([tensor], [[tensor] * 2], SUM)
-    assert not work.is_completed()
-    calls.close()
+    with contextlib.closing(calls):
+        work = GlooCalls(find_place(2), calls, print).reduce_scatter([tensor], [[tensor] * 2], SUM)
+        assert not work.is_completed()
 
 
 def test_a_group_whose_first_call_failed_is_broken():

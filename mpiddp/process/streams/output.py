@@ -18,7 +18,6 @@ import os
 import pty
 import re
 import socket
-import struct
 import subprocess
 import sys
 import termios
@@ -39,7 +38,7 @@ from mpiddp.wording import encode
 STREAMS = {1: "out", 2: "err"}
 """Descriptor and the end of its log's name."""
 ALL, NONE = "all", "none"
-DRAIN_SECONDS = 1
+DRAIN_SECONDS = 1.0
 """How long a rank that ends waits until what it has printed is written."""
 LINE_BUFFERED = 1
 """_IOLBF of stdio.h."""
@@ -143,8 +142,14 @@ class Redirection:
         if self._control is None or os.getpid() != self._process:
             return
         with contextlib.suppress(OSError):
-            os.write(self._control, ASK)
-            os.read(self._control, len(ANSWER))
+            # An OSError if the script has closed it, and opened something else by this number.
+            control = socket.socket(fileno=self._control)
+            try:
+                control.send(ASK)
+                control.settimeout(DRAIN_SECONDS)
+                control.recv(len(ANSWER))
+            finally:
+                control.detach()
 
     def _finish(self) -> None:
         """At the end of the interpreter, which flushes its streams later."""
@@ -228,7 +233,6 @@ def _write_directly(logs: dict[int, int]) -> None:
 def _start_writer(logs: dict[int, int], label: str | None) -> int:
     """Let both streams end in a process that writes them. Returns a descriptor to ask it by."""
     own, its = socket.socketpair()
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", DRAIN_SECONDS, 0))
     rows, channels = [], {}
     for number in STREAMS:
         console = _duplicate(number)
