@@ -13,7 +13,7 @@ import wrong_algorithms
 from benchmark_runs import record_benchmark
 from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.training_step.contenders import QUANTITY as STEP
-from benchmarks.records import options
+from benchmarks.records import machines, options
 from benchmarks.records.schema import read_record
 from benchmarks.study import explain, numerics, prove, simulate
 from benchmarks.study import fastest as winners
@@ -206,6 +206,7 @@ def test_what_has_no_closed_form_is_said_and_a_registered_one_is_used(registered
     simulate.main(["mine", "ring", "--ranks", "2048"])
     text = capsys.readouterr().out
     assert "mine has no closed form for 2048 ranks on 2048 nodes" in text
+    assert [machines.describe_place(n, 1) for n in (1, 4)] == ["1 rank", "4 ranks on 1 node"]
     with pytest.raises(ConfigurationError, match="mine has no closed form"):
         simulate.main(["mine", "--ranks", "2048"])
     registered("own", lambda n: registry.find("ring").make(n), lambda nodes, each: [Phase(1)])

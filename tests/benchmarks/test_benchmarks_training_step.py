@@ -486,9 +486,11 @@ def test_every_model_takes_its_samples(name):
     features, labels = draw_batch(workload, 2, 0, 1)
     outputs = build(workload, 0)(features)
     assert nn.functional.cross_entropy(outputs, labels).isfinite()
-    other, _ = draw_batch(workload, 2, 0, 2)
-    assert not torch.equal(features, other)
+    assert not torch.equal(features, draw_batch(workload, 2, 0, 2)[0])
     assert torch.equal(features, draw_batch(workload, 2, 0, 1)[0])
+    assert set(draw_batch(workload, 200, 0, 1)[1].tolist()) == set(range(10))
+    # Images are as large as MNIST's and CIFAR-10's.
+    assert workload.shape[1:] == {"convnet": (28, 28), "resnet18": (32, 32)}.get(name, ())
 
 
 def test_what_ranks_are_told_survives_json():

@@ -113,9 +113,13 @@ def test_of_equal_sizes_the_least_time_counts_and_no_line_falls_or_begins_below_
     [line] = fit_times([8, 8, 8, 16, 16, 32, 32], [9, 1, 7, 1, 2, 9, 1])
     assert (line.start, line.latency, line.points, line.largest) == (0, pytest.approx(1), 3, 32)
     [line] = fit_times([8, 16, 32], [3.0, 2.0, 1.0])
-    assert line.seconds_per_byte == 0 and 1 < line.latency < 3
+    # The least squares of relative errors, of all three.
+    assert line.seconds_per_byte == 0
+    assert line.latency == pytest.approx((1 / 3 + 1 / 2 + 1) / (1 / 9 + 1 / 4 + 1))
     [line] = fit_times([8, 16, 32], [1.0, 3.0, 7.0])
-    assert line.latency == 0 and line.seconds_per_byte > 0
+    rates = np.divide([8, 16, 32], [1, 3, 7])
+    assert line.latency == 0
+    assert line.seconds_per_byte == pytest.approx(rates.sum() / (rates @ rates))
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +223,7 @@ def test_what_was_simulated_is_predicted_and_what_differs_is_said(fit, tmp_path,
     write_fit(tmp_path / "fit.json", fit)
     command.main([str(tmp_path / "fit.json"), "--check", str(path)])
     text = capsys.readouterr().out
+    assert text.count(" in turn ") == 15 and text.count("  1.40  off\n") == 3
     assert "12 of 15 within 15% of what the fit predicts" in text
     assert "direct (mpiddp direct), 1.40 × in 3: ranks of a node share its memory" in text
 

@@ -60,6 +60,8 @@ def test_a_probability_counts_all_orders_of_the_values(olds, news, ratio):
 def test_many_pairs_have_the_normal_distribution():
     exact = ratios.tail(50, 50, 1600)
     assert ratios.tail(50, 51, 1632) == pytest.approx(exact, rel=0.1)
+    # Up to 2500 they are counted: of so many and one, that one is the greatest.
+    assert ratios.tail(2500, 1, 2500) == pytest.approx(1 / 2501)
 
 
 def test_three_values_have_a_ratio_and_no_interval():
