@@ -182,15 +182,12 @@ def test_the_first_lines_can_be_looked_at_alone():
 def simulate_record(tmp_path, *arguments):
     path = tmp_path / "prices.jsonl"
     simulate.main([*arguments, "--output", str(path)])
-    return {
-        (cell.ranks, cell.contender, cell.at["bytes"]): cell for cell in read_record(path).cells
-    }
+    cells = read_record(path).cells
+    return {(each.ranks, each.contender, each.at["bytes"]): each for each in cells}
 
 
 def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys):
-    record = simulate_record(
-        tmp_path, "ring", "two-level", "--ranks", "8", "65536", "--bytes", "1M"
-    )
+    record = simulate_record(tmp_path, "ring", "two-level", "--ranks", "8", "65536", "--bytes=1M")
     text = capsys.readouterr().out
     sources = {(ranks, cell.details["source"]) for (ranks, *_), cell in record.items()}
     assert sources == {(8, "simulated"), (65536, "closed form")}

@@ -113,13 +113,11 @@ def test_of_equal_sizes_the_least_time_counts_and_no_line_falls_or_begins_below_
     [line] = fit_times([8, 8, 8, 16, 16, 32, 32], [9, 1, 7, 1, 2, 9, 1])
     assert (line.start, line.latency, line.points, line.largest) == (0, pytest.approx(1), 3, 32)
     [line] = fit_times([8, 16, 32], [3.0, 2.0, 1.0])
-    # The least squares of relative errors, of all three.
-    assert line.seconds_per_byte == 0
-    assert line.latency == pytest.approx((1 / 3 + 1 / 2 + 1) / (1 / 9 + 1 / 4 + 1))
+    # The least squares of relative errors: by the sums of 1/t and of 1/t², then of their s/t.
+    assert line.seconds_per_byte == 0 and line.latency == pytest.approx((11 / 6) / (49 / 36))
     [line] = fit_times([8, 16, 32], [1.0, 3.0, 7.0])
     rates = np.divide([8, 16, 32], [1, 3, 7])
-    assert line.latency == 0
-    assert line.seconds_per_byte == pytest.approx(rates.sum() / (rates @ rates))
+    assert line.latency == 0 and line.seconds_per_byte == pytest.approx(sum(rates) / sum(rates**2))
 
 
 @pytest.fixture(scope="module")
