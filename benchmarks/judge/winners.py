@@ -246,7 +246,7 @@ def name_places(groups: Sequence[Group]) -> tuple[list[str], list[str]]:
     common = [part for part in parts[0] if all(part in other for other in parts)]
     if any(set(each) <= set(common) for each in parts):
         # Where one has nothing of its own, where it was measured stays its name.
-        common = [part for part in common if part != parts[0][0]]
+        common = common[1:]
     return [", ".join(part for part in each if part not in common) for each in parts], common
 
 

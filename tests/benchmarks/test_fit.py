@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from dataclasses import replace
+import re
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from benchmarks.judge.fit.fitted import fit_records, read_fit, write_fit
 from benchmarks.judge.fit.flow import flow
 from benchmarks.judge.fit.segments import Point, fit_segments
 from benchmarks.records.schema import read_record
-from benchmarks.records.statistics import quantile
+from benchmarks.records.statistics import quantile, summarize
 from benchmarks.study import fitting as command
 from benchmarks.study import simulate as pricing
 from mpiddp.collectives.compiler.pieces import BufferCut
@@ -47,9 +48,7 @@ def is_near(found, wanted):
 
 def check_cost(found: MessageCost, wanted: MessageCost) -> None:
     for one, other in zip(found.lines, wanted.lines, strict=True):
-        assert is_near(one.latency, other.latency), (found, wanted)
-        assert is_near(one.seconds_per_byte, other.seconds_per_byte), (found, wanted)
-        assert is_near(one.start, other.start), (found, wanted)
+        assert all(map(is_near, astuple(one), astuple(other))), (found, wanted)
 
 
 @st.composite
@@ -97,14 +96,16 @@ def test_a_kink_is_found_where_the_lines_meet():
     sizes = np.array(planted.DENSE_SIZES, dtype=float)
     _, second = fit_times(sizes, cost.seconds(sizes))
     assert is_near(second.start, 1 << 20) and is_near(second.seconds_per_byte, 3e-10)
+    # A line far below the later times would not fit.
+    lines = fit_times(2.0 ** np.arange(12), [1] * 6 + [1000] * 6)
+    assert [line.latency for line in lines] == pytest.approx([1, 1000])
 
 
 def test_times_that_are_known_badly_weigh_little():
     sizes = 8 * 2.0 ** np.arange(16)
     times, errors = 1e-3 + sizes * 1e-7, np.where(sizes < 10000, 0.5, 0.0)
-    noise = 1 + np.where(sizes < 10000, 0.5, 0.0) * np.random.default_rng(1).standard_normal(16)
-    points = list(map(Point, sizes, times * np.abs(noise), errors))
-    [line] = fit_segments(points)
+    noise = 1 + errors * np.random.default_rng(1).standard_normal(16)
+    [line] = fit_segments(list(map(Point, sizes, times * np.abs(noise), errors)))
     assert is_near(line.seconds_per_byte, 1e-7)
 
 
@@ -112,9 +113,11 @@ def test_of_equal_sizes_the_least_time_counts_and_no_line_falls_or_begins_below_
     [line] = fit_times([8, 8, 8, 16, 16, 32, 32], [9, 1, 7, 1, 2, 9, 1])
     assert (line.start, line.latency, line.points, line.largest) == (0, pytest.approx(1), 3, 32)
     [line] = fit_times([8, 16, 32], [3.0, 2.0, 1.0])
-    assert line.seconds_per_byte == 0 and 1 < line.latency < 3
+    # The least squares of relative errors: by the sums of 1/t and of 1/t², then of their s/t.
+    assert line.seconds_per_byte == 0 and line.latency == pytest.approx((11 / 6) / (49 / 36))
     [line] = fit_times([8, 16, 32], [1.0, 3.0, 7.0])
-    assert line.latency == 0 and line.seconds_per_byte > 0
+    rates = np.divide([8, 16, 32], [1, 3, 7])
+    assert line.latency == 0 and line.seconds_per_byte == pytest.approx(sum(rates) / sum(rates**2))
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +133,14 @@ def fit(messages):
 
 def test_a_planted_machine_is_recovered(fit):
     machine = fit.make_machine((2, 2))
-    check_cost(machine.inside, MACHINE.inside)
-    check_cost(machine.between, MACHINE.between)
-    check_cost(machine.adding, MACHINE.adding)
+    for name in ("inside", "between", "adding"):
+        check_cost(getattr(machine, name), getattr(MACHINE, name))
     assert fit.environment == planted.ENVIRONMENT
 
 
 def test_only_plain_messages_of_the_contender_are_fitted(messages, fit, tmp_path):
     cells = list(read_record(messages).cells)
-    slow = [replace(cell, summary=replace(cell.summary, median=1.0)) for cell in cells]
+    slow = [replace(cell, summary=summarize([2, 3, 4, 4, 5, 6])) for cell in cells]
     others = [
         *(replace(cell, contender="Gloo") for cell in slow),
         *(replace(cell, at={**cell.at, "busy": 2}) for cell in slow),
@@ -149,7 +151,9 @@ def test_only_plain_messages_of_the_contender_are_fitted(messages, fit, tmp_path
     path = planted.write_record(tmp_path / "more.jsonl", cells + others)
     assert fit_records([read_record(path)], None, "float32") == fit
     gloo = fit_records([read_record(path)], "gloo", "float32")
-    assert gloo.make_machine((1, 1)).between.latency == pytest.approx(1.0)
+    assert gloo.make_machine((1, 1)).between.latency == pytest.approx(4)
+    # The median's interval is 4 wide: half of that is half of the median.
+    assert {point[1:] for point in gloo.links["network"].points} == {(4, 0.5)}
 
 
 def test_messages_that_meet_others_are_compared(messages, tmp_path):
@@ -198,7 +202,8 @@ def test_a_fitted_machine_is_priced(fit, tmp_path, capsys):
         [price] = parse(cell.contender).prices([cell.at["bytes"]], MACHINE, (4,) * cell.nodes)
         assert cell.samples == pytest.approx([price.seconds], rel=0.05)
     text = capsys.readouterr().out
-    assert "fit of MPI_Send: messages inside a node " in text and " GB/s in 2 pieces" in text
+    said = re.search(r"of MPI_Send: messages inside a node .*? and (.+?) GB/s in 2 pieces", text)
+    assert is_near(float(said[1]), 1e-9 / 8e-11)
 
 
 SIZES = (1 << 10, 1 << 20, 1 << 24)
@@ -216,17 +221,19 @@ def test_what_was_simulated_is_predicted_and_what_differs_is_said(fit, tmp_path,
     write_fit(tmp_path / "fit.json", fit)
     command.main([str(tmp_path / "fit.json"), "--check", str(path)])
     text = capsys.readouterr().out
+    assert text.count(" in turn ") == 15 and text.count("  1.40  off\n") == 3
     assert "12 of 15 within 15% of what the fit predicts" in text
     assert "direct (mpiddp direct), 1.40 × in 3: ranks of a node share its memory" in text
 
 
-@pytest.mark.parametrize("name", ["naive-ring", "central", "ring"])
-def test_what_mpiddp_runs_over_mpi_is_predicted_as_it_flows(fit, tmp_path, name):
+@pytest.mark.parametrize("name", ["naive-ring", "central", "ring", "pat"])
+def test_what_mpiddp_runs_over_mpi_is_predicted_as_it_flows(fit, tmp_path, name, monkeypatch):
     size, nodes = 4 << 20, (1, 1, 1, 1)
     [cell] = planted.make_all_reduces(MACHINE, [name], [size], nodes=4)
     own = replace(cell, details={"ran": f"{name} over mpi", "maker": "mpiddp"})
     cells = [own, replace(own, details={"ran": name, "maker": "gloo"})]
     path = planted.write_record(tmp_path / "flow.jsonl", cells)
+    fit = replace(fit, links={"network": fit.links["network"]})
     flowing, in_turn = check_record(fit, read_record(path))
     schedule, cut = parse(name).build(4), BufferCut(15 << 10, 15 << 10, True)
     ends = flow(schedule, size // 4, MACHINE, nodes, cut, 4)
@@ -234,15 +241,15 @@ def test_what_mpiddp_runs_over_mpi_is_predicted_as_it_flows(fit, tmp_path, name)
     assert flowing.predicted == pytest.approx(wanted, rel=0.03)
     assert in_turn.predicted == pytest.approx(cell.summary.median, rel=0.03)
     gain = flowing.predicted / in_turn.predicted
-    assert gain < 0.7 if name != "ring" else 0.8 < gain < 1.25
+    assert gain < 0.7 if name in ("naive-ring", "central") else 0.8 < gain < 1.25
+    # Fewer parts stand for those of mpiddp, none of which takes a rendezvous.
+    monkeypatch.setattr("benchmarks.judge.fit.check.MOST_PARTS", 32)
+    assert check_record(fit, read_record(path))[0].predicted == pytest.approx(wanted, rel=0.03)
 
 
 def test_halves_are_predicted_as_what_they_are(fit, tmp_path):
     [cell] = planted.make_all_reduces(MACHINE, ["ring"], [1 << 20])
-    halves = [
-        replace(cell, quantity=quantity, summary=replace(cell.summary, median=1e-3))
-        for quantity in ("reduce-scatter", "all-gather")
-    ]
+    halves = [replace(cell, quantity=name) for name in ("reduce-scatter", "all-gather")]
     path = planted.write_record(tmp_path / "halves.jsonl", [cell, *halves])
     whole, first, second = (each.predicted for each in check_record(fit, read_record(path)))
     assert whole == pytest.approx(first + second) and first > second
@@ -268,6 +275,7 @@ def make_check(fit, **changes):
     ],
 )
 def test_what_the_model_does_not_know_is_named(fit, details, cores, reason):
+    fit = replace(fit, links={"node": fit.links["node"]})
     cell, price, choice = make_check(fit, details=details)
     reasons = list(list_reasons(fit, cell, price, choice, {"usable_hardware_threads": cores}))
     assert any(each.startswith(reason) for each in reasons), reasons
@@ -322,8 +330,10 @@ def test_ranks_of_a_node_share_its_link():
 def test_connections_that_meet_at_a_port_share_it_evenly():
     # Rank 0 sends 60 parts of 1 s to rank 2 and as many to rank 3, so both end together.
     step = [Transfer(0, 2, 0, 1, False), Transfer(0, 3, 0, 1, False)]
-    ends = run_flow(all_reduce(4, 1, [step]), flat(0, 1), 60, size=60)
-    assert ends[2:] == [119, 120]
+    assert run_flow(all_reduce(4, 1, [step]), flat(0, 1), 60, size=60)[2:] == [119, 120]
+    # From two to one: what leaves next does so when the one before has been taken in, not earlier.
+    step = [Transfer(0, 2, 0, 1, False), Transfer(1, 2, 0, 1, False)]
+    assert run_flow(all_reduce(4, 1, [step]), flat(0, 1), 2, size=2) == [2, 3, 4, 0]
     # The inner nodes of two trees hear both children and the root, a third of the port each: 3/2 S.
     # Only then do they pass the sum on to both children: S more.
     ends = run_flow(build("double-tree", 4), flat(0, 1), 200, size=2000)
@@ -350,12 +360,9 @@ def test_in_one_part_nothing_is_clearly_slower_than_step_after_step(name):
     for ranks in (2, 5, 8):
         schedule, machine = build(name, ranks), flat(3, 2, 1)
         size = 8 * schedule.chunks
-        ends, wanted = (
-            run_flow(schedule, machine, 1, size),
-            simulate(schedule, size, machine).seconds,
-        )
+        wanted = simulate(schedule, size, machine).seconds
         # Connections take turns at a port, whatever each of them holds up.
-        assert max(ends) <= 1.02 * wanted
+        assert max(run_flow(schedule, machine, 1, size)) <= 1.02 * wanted
 
 
 def test_records_that_cannot_be_fitted_are_refused(messages, tmp_path):

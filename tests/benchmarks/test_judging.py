@@ -60,6 +60,8 @@ def test_a_probability_counts_all_orders_of_the_values(olds, news, ratio):
 def test_many_pairs_have_the_normal_distribution():
     exact = ratios.tail(50, 50, 1600)
     assert ratios.tail(50, 51, 1632) == pytest.approx(exact, rel=0.1)
+    # Up to 2500 they are counted: of so many and one, that one is the greatest.
+    assert ratios.tail(2500, 1, 2500) == pytest.approx(1 / 2501)
 
 
 def test_three_values_have_a_ratio_and_no_interval():
@@ -137,12 +139,9 @@ def make_pairs(noise: Noise, seed: int, cells=24, rounds=10, factor=1.0):
     ],
 )
 def test_equal_records_whose_rounds_are_alike_give_no_alarm(noise):
-    alarms = 0
-    for trial in range(100):
-        verdicts = judge(make_pairs(noise, trial), RULE)
-        alarms += any(each.word == SLOWER for each in verdicts)
+    verdicts = [judge(make_pairs(noise, trial), RULE) for trial in range(100)]
     # Of 100 pairs, at one in a hundred: six or more have a probability of 0.05 %.
-    assert alarms <= 5
+    assert sum(any(each.word == SLOWER for each in found) for found in verdicts) <= 5
 
 
 @pytest.mark.parametrize(
@@ -227,15 +226,11 @@ def test_a_promise_with_two_bounds_is_kept_only_within_both():
 
 def test_a_promise_is_judged_at_each_place_where_the_rounds_tell():
     rounds = {"quick": [1.1, 1.2, 1.3] * 4, "like": [0.9, 1.2, 1.3] * 4, "few": [1.2] * 3}
-    found = {
-        place: ratios.compare_rounds([1.0] * len(each), each, 0.0) for place, each in rounds.items()
-    }
+    found = {name: ratios.compare_rounds([1.0] * 12, each, 0.0) for name, each in rounds.items()}
     target = Target("speed", found, at_least=1.0)
     unknown = "cannot be judged from these rounds"
-    assert (
-        str(target)
-        == f"speed: quick 1.200, like 1.200 ({unknown}), few 1.200 ({unknown}): {unknown}"
-    )
+    said = f"speed: quick 1.200, like 1.200 ({unknown}), few 1.200 ({unknown}): {unknown}"
+    assert str(target) == said
     assert target.met is None and replace(target, measured={"quick": 1.2}).met
     # A number stands for itself.
     assert replace(target, measured={"like": 1.2, "never": None}).met is False
@@ -275,13 +270,12 @@ def test_the_median_of_the_runs_decides():
     """One slow run of three is no regression, two are one; even if all differ clearly."""
     exact = [1 + 1e-4 * place for place in PLACES]
     old, near, slow = (make_cell([f * value for value in exact]) for f in (1, 1.04, 1.5))
-    for others, word in (((near, near), SAME), ((near, slow), SLOWER)):
+    for others, is_slower in (((near, near), False), ((near, slow), True)):
         runs = iter(others)
         (found,) = judge(
             {old.key: (old, slow)}, RULE, lambda _, runs=runs: make_record([next(runs)]), again=2
         )
-        assert len(found.runs) == 3
-        assert (found.word == SLOWER) == (word == SLOWER)
+        assert len(found.runs) == 3 and (found.word == SLOWER) == is_slower
 
 
 def write(path: Path, cells, benchmark="allreduce", **environment) -> Path:
@@ -351,18 +345,15 @@ OPTIONS = {"ranks": [2, 4], "sizes": [4096, 8192, 1 << 20], "types": ["int32", "
 def test_a_command_line_is_restricted_to_the_suspects():
     words = "--ranks 2 4 --sizes 4K 8K 1M --cold --targets --algorithms=all"
     outputs = "--output x.svg --output=a.jsonl"
-    ring = make_cell(TIMES, "b", bytes=8192, type="int32")
-    ring = replace(ring, details={"algorithm": "ring"})
+    ring = replace(make_cell(TIMES, "b", bytes=8192, type="int32"), details={"algorithm": "ring"})
     wanted = again.find_wanted([make_cell(TIMES, "a", bytes=4096), ring])
     found = again.restrict(f"{words} {outputs}".split(), OPTIONS, wanted)
-    restricted = ["--ranks", "2", "--sizes", "4096", "8192", "--types", "int32"]
-    restricted += ["--algorithms", "ring"]
-    assert found == words.replace(" --targets", "").split() + restricted
+    restricted = " --ranks 2 --sizes 4096 8192 --types int32 --algorithms ring"
+    assert found == (words.replace(" --targets", "") + restricted).split()
     read = QUANTITIES["allreduce"].parse
     plan, again_plan = (read(each).plan for each in (words.split(), found))
     changed = {"ranks": (2,), "sizes": ((4096,), (8192,)), "types": ("int32",)}
-    changed["algorithms"] = ("ring",)
-    assert again_plan == replace(plan, **changed, probes=False)
+    assert again_plan == replace(plan, **changed, algorithms=("ring",), probes=False)
     # An option of usual values; and point-to-point has no --ranks.
     assert again.restrict([], {"sizes": []}, {"sizes": ["8"]}) == ["--sizes", "8"]
     assert again.restrict([], {"ranks": [2]}, {"ranks": ["2"]}) == []
@@ -410,12 +401,10 @@ def test_what_cannot_be_measured_again_is_said(tmp_path, capfd, environment, exp
 
 
 def test_a_record_that_is_read_is_not_overwritten(tmp_path):
-    for main, name in (
-        (comparison.main, "a.jsonl"), (fit.main, "a.json"), (tuning.main, "a.json"),
-        (report.main, "a.html"),
-    ):  # fmt: skip
-        read = write(tmp_path / name, [make_cell(TIMES)])
+    ends = {comparison: "jsonl", fit: "json", tuning: "json", report: "html"}
+    for command, end in ends.items():
+        read = write(tmp_path / f"a.{end}", [make_cell(TIMES)])
         before = read.read_text()
         with pytest.raises(ConfigurationError, match="is read, and would be overwritten"):
-            main([str(read)] * (2 if main is comparison.main else 1) + ["--output", f"{read}"])
+            command.main(["--output", *[str(read)] * (3 if command is comparison else 2)])
         assert read.read_text() == before

@@ -17,7 +17,7 @@ from benchmarks.records.statistics import quantile
 from mpiddp.collectives.compiler.pieces import BufferCut
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules.cost import split
-from mpiddp.schedules.machine import Machine
+from mpiddp.schedules.machine import Machine, MessageCost
 from mpiddp.schedules.registry import Choice, Price, parse
 from mpiddp.wording import describe_size
 
@@ -99,10 +99,23 @@ def predict_flow(choice: Choice, cell: Cell, machine: Machine) -> float:
     nodes = split(cell.ranks, cell.nodes)
     schedule = choice.build(cell.ranks, nodes)
     least = math.ceil(cell.bytes / schedule.chunks / MOST_PARTS)
+    if least > NETWORK_MESSAGE:
+        machine = _spread(machine, NETWORK_MESSAGE)
     longest = max(NETWORK_MESSAGE, least) // ITEM
     cut = BufferCut(cell=longest, message=longest, flows=True)
     ends = flow(schedule, cell.bytes // ITEM, machine, nodes, cut, ITEM)
     return max(ends[member] for member in schedule.members)
+
+
+def _spread(machine: Machine, size: int) -> Machine:
+    """One that takes as long for each byte of any message as for one of ``size`` bytes: a part of
+    the model stands for several of mpiddp's, which do not take the protocol of longer messages."""
+    inside, between = (
+        MessageCost(float(cost.delay(size)), float(cost.occupation(size)) / size)
+        for cost in (machine.inside, machine.between)
+    )
+    addition = float(machine.addition_seconds(size)) / size
+    return Machine(inside, between, addition, machine.shared)
 
 
 def find_choice(cell: Cell) -> Choice | None:
