@@ -108,8 +108,10 @@ def predict_flow(choice: Choice, cell: Cell, machine: Machine) -> float:
 
 
 def _spread(machine: Machine, size: int) -> Machine:
-    """One that takes as long for each byte of any message as for one of ``size`` bytes: a part of
-    the model stands for several of mpiddp's, which do not take the protocol of longer messages."""
+    """A machine whose messages cost per byte what one of ``size`` bytes does.
+
+    A part of the model stands for several of mpiddp's, which take no longer messages' protocol.
+    """
     inside, between = (
         MessageCost(float(cost.delay(size)), float(cost.occupation(size)) / size)
         for cost in (machine.inside, machine.between)
