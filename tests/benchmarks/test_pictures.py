@@ -66,8 +66,8 @@ def test_a_step_is_a_bar_of_parts(tmp_path):
     words = ("framework: 3 s; efficiency 50%", "exposed communication", "update", "compute: 1 s")
     cells += [replace(each, contender="own") for each in cells]
     text = check_picture(tmp_path, cells, *words, "2 ranks, model mlp")
-    # Each part once, whatever bars have it; and the marks of medians and quartiles have a length.
-    assert text.count(">update<") == 1
+    # Each part once, whatever bars have it; no number for a bar's height; and the marks of medians and quartiles have a length.
+    assert text.count(">update<") == 1 and set(re.findall(r">([−\d.]+)<", text)) == {"0"}
     assert not re.search(r'd="M (\S+ \S+)L\1 ', text)
 
 
@@ -148,34 +148,48 @@ def test_the_best_are_drawn_and_those_that_must_be():
 
 
 def test_each_line_has_its_name_at_its_end(tmp_path, monkeypatch):
-    """Those that end close together, too; and nothing is cut off."""
-    figures = []
-    monkeypatch.setattr(sheets, "_save", lambda figure, *_: figures.append(figure) or b"")
+    """Those that end close together, too; and nothing is cut off, nor over another."""
+    saved = []
+    monkeypatch.setattr(sheets, "_save", lambda *given: saved.append(given) or b"")
+    middle = {2**power: exact(2.0) for power in range(1, 30)}
     lines = [
-        ChartLine(f"line {n}", {1: spread([1.0, 1.1]), 2: exact(4.0 + 0.01 * n)}) for n in range(6)
+        ChartLine(f"line {n}", {1: spread([1.0, 1.1]), **middle, 2**30: exact(4.0 + 0.01 * n)})
+        for n in range(6)
     ]
     chart = Chart(title="Time", unit="s", is_log=True, lines=lines)
     sheets.write_sheet(tmp_path / "a.png", [[chart]], {}, "a title " * 12, "a note " * 40)
-    (figure,) = figures
+    ((figure, *_),) = saved
     figure.draw_without_rendering()
     (axis,) = figure.axes
+    ticks = [each.get_window_extent() for each in axis.get_xticklabels()]
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(ticks))
     labels = [each for each in axis.texts if each.get_text().startswith("line")]
     boxes = sorted((each.get_window_extent() for each in labels), key=lambda box: box.y0)
     assert len(boxes) == len(lines)
     assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
+    assert axis.bbox.y0 <= boxes[0].y0 and boxes[-1].y1 <= axis.bbox.y1
     heads = [figure._suptitle, figure._supxlabel]
     assert all("\n" in each.get_text() for each in heads)
     for box in [*boxes, *(each.get_window_extent() for each in heads)]:
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
 
 
-def test_where_a_grid_has_one_name_no_letter_stands_for_it(tmp_path):
+def test_where_a_grid_has_one_name_no_letter_stands_for_it(tmp_path, monkeypatch):
     path = tmp_path / "a.svg"
     for kinds, words in (("x", "> x<"), ("xy", ">B y<")):
         names = {"title": "", "text": "", "corner": "", "rows": ["row"], "columns": list(kinds)}
         grid = Grid(**names, squares=[[Square("", kind=kind) for kind in kinds]])
         sheets.write_sheet(path, [[grid]], {}, "", "")
         check_drawing(path, words)
+    # Of too many squares none has a letter.
+    assert ">B<" in path.read_text()
+    monkeypatch.setattr(axes, "MOST_TEXTS", 1)
+    sheets.write_sheet(path, [[grid]], {}, "", "")
+    assert ">B<" not in path.read_text()
+    # What has room on a slide has letters of the full size there.
+    monkeypatch.setattr(sheets, "_save", lambda figure, kind, dpi: str(dpi).encode())
+    sheets.write_slide(path, grid, {}, "")
+    assert int(path.read_text()) == pytest.approx(sheets.SLIDE_DPI * sheets.ENLARGED)
 
 
 def test_long_names_are_broken_where_their_parts_begin():
