@@ -16,7 +16,7 @@ from benchmarks.records.schema import Cell, make_cell
 from benchmarks.records.statistics import exact, spread
 from benchmarks.show import axes, sheets
 from benchmarks.show.axes import break_name, choose_ticks, choose_values, spread_out
-from benchmarks.show.charts import Chart, ChartLine, Grid, Square, choose_names
+from benchmarks.show.charts import Chart, ChartLine, DotRow, Dots, Grid, Square, choose_names
 from benchmarks.show.pictures import write_picture
 from benchmarks.show.scaling import write_scaling
 from mpiddp.errors import ConfigurationError
@@ -150,17 +150,22 @@ def test_the_best_are_drawn_and_those_that_must_be():
 def test_each_line_has_its_name_at_its_end(tmp_path, monkeypatch):
     """Those that end close together, too; and nothing is cut off, nor over another."""
     saved = []
-    monkeypatch.setattr(sheets, "_save", lambda *given: saved.append(given) or b"")
+    monkeypatch.setattr(sheets, "_save", lambda figure, *_: saved.append(figure) or b"<svg>")
     middle = {2**power: exact(2.0) for power in range(1, 30)}
     lines = [
-        ChartLine(f"line {n}", {1: spread([1.0, 1.1]), **middle, 2**30: exact(4.0 + 0.01 * n)})
-        for n in range(6)
+        ChartLine(f"line {n}", {1: begin, **middle, 2**30: exact(4.0 + 0.01 * n)})
+        for n, begin in enumerate([exact(1.0), *[spread([1.0, 1.1])] * 5])
     ]
     chart = Chart(title="Time", unit="s", is_log=True, lines=lines)
     sheets.write_sheet(tmp_path / "a.png", [[chart]], {}, "a title " * 12, "a note " * 40)
-    ((figure, *_),) = saved
+    rows = [DotRow(f"row {n}", {"one": exact(1.0), "other": exact(2.0)}) for n in range(5)]
+    sheets.draw_inline(Dots(title="", text="", unit="s", rows=rows), {})
+    figure, dots = saved
+    assert dots.axes[0].bbox.height >= len(rows) * axes.LINE
     figure.draw_without_rendering()
     (axis,) = figure.axes
+    # The bands of those that have quartiles.
+    assert len(axis.collections) == 5
     ticks = [each.get_window_extent() for each in axis.get_xticklabels()]
     assert all(one.x1 < other.x0 for one, other in itertools.pairwise(ticks))
     labels = [each for each in axis.texts if each.get_text().startswith("line")]
