@@ -108,7 +108,10 @@ def test_of_the_processor_time_that_of_the_thread_for_signals_is_told(monkeypatc
     )  # fmt: skip
     for name, fake in (("time", clock), ("StepAgreement", Mock()), ("PreemptionSignals", Mock())):
         monkeypatch.setattr(worker, name, fake)
-    assert worker.measure_agreement(Mock())[1] == pytest.approx(0.02)
+    session = Mock()
+    assert worker.measure_agreement(session)[1] == pytest.approx(0.02)
+    members = worker.StepAgreement.call_args.args[0]
+    assert (members.rank, members.size) == (session.world.rank, session.world.size)
 
 
 @pytest.mark.long

@@ -1,10 +1,12 @@
 """``benchmarks training-step``: the command line, tables, promises, drawing, real runs."""
 
 import contextlib
+import gc
 import json
 import math
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +19,7 @@ import documents
 import launchers
 from benchmark_runs import check_drawing, record_benchmark
 from benchmarks.measure.engine import CellGroup, list_wrong, run
+from benchmarks.measure.launching.srun import Srun
 from benchmarks.measure.training_step import checks, contenders, loops, visits
 from benchmarks.measure.training_step.synchronisations import (
     ALONE,
@@ -423,9 +426,16 @@ def test_a_step_is_timed_in_parts():
         quiet.append(1)
         yield
 
-    barriers = []
+    barriers, collects = [], set()
     loop = make_loop(quiet=be_quiet)
-    found = loops.measure(loop, 6, lambda: barriers.append(loop.update.steps), counts=True)
+
+    def meet():
+        barriers.append(loop.update.steps)
+        collects.add(gc.isenabled())
+
+    found = loops.measure(loop, 6, meet, counts=True)
+    # Garbage is not collected meanwhile, but afterwards.
+    assert collects == {False} and gc.isenabled()
     assert loop.update.steps == 6 + loops.WARM_UP
     # Half as many passes, all of them without synchronisation.
     assert len(quiet) == 3 and loop.update.begun == 9 + loops.WARM_UP
@@ -570,6 +580,8 @@ class InterruptedJob:
         self.greeting = {"device": "cpu", "gpus": 0}
 
     def ask(self, command, what):
+        if command["do"] == "let go":
+            return [{}, {}]
         if command["do"] == "compute alone":
             return [{"sample": WAY}, {}]
         assert read_spec(command["spec"]).contender.job == self.name
@@ -597,6 +609,12 @@ def test_an_interruption_keeps_the_whole_rounds(measured, rounds, monkeypatch):
         assert group.divide("framework", "auto") is not None
     with pytest.raises(KeyboardInterrupt):
         next(groups)
+    # To the end, the share of the cores is told, where all ranks are here.
+    monkeypatch.setattr(InterruptedJob, "left", 1000)
+    plan = contenders.QUANTITY.parse(words).plan
+    for launcher, share in ((MPIRUN, 0.0), (Srun(Path("srun"), "", 2, False), None)):
+        (group,) = contenders.QUANTITY.measure(plan, launcher)
+        assert group.others_share == share
 
 
 def test_gpus_that_were_asked_for_must_be_there():

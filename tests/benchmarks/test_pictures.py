@@ -66,8 +66,10 @@ def test_a_step_is_a_bar_of_parts(tmp_path):
     words = ("framework: 3 s; efficiency 50%", "exposed communication", "update", "compute: 1 s")
     cells += [replace(each, contender="own") for each in cells]
     text = check_picture(tmp_path, cells, *words, "2 ranks, model mlp")
-    # Each part once, whatever bars have it; no number for a bar's height; and the marks of medians and quartiles have a length.
+    # Each part once, whatever bars have it; no number for a bar's height; each bar has a mark of
+    # its quartiles, and marks have a length.
     assert text.count(">update<") == 1 and set(re.findall(r">([−\d.]+)<", text)) == {"0"}
+    assert text.count('stroke-width: 2"') == 2
     assert not re.search(r'd="M (\S+ \S+)L\1 ', text)
 
 
@@ -93,7 +95,9 @@ def test_loops_programs_and_checkpoints_say_how_they_compare(tmp_path):
         for ranks in (2, 4)
         for name, seconds in {"gloo": 3e-5, "mpiddp": 1e-5}.items()
     ]
-    check_picture(tmp_path, programs, "barrier", "3.0 ×", "4 ranks", "barrier, gloo: 30 µs")
+    programs.append(cell("program", "mpiddp", 1e-5, ranks=8, program="barrier"))
+    words = ("barrier", "3.0 ×", "4 ranks", "8 ranks", "barrier, gloo: 30 µs")
+    check_picture(tmp_path, programs, *words)
     save = cell("checkpoint", "raw write", 0.5, model="mlp", details={"share": 0.035})
     check_picture(tmp_path, [save], "raw write: 500 ms; 3.5% of the steps between two")
 

@@ -106,7 +106,8 @@ def test_a_win_in_each_round_is_one_however_the_rounds_differ_and_one_by_chance_
     ):
         path = write_record(tmp_path / "a.jsonl", [cell("one", one), cell("other", other)])
         (winners,) = find(report(path), "all-reduce").pictures
-        assert isinstance(winners, Grid) and winners.squares[0][0].is_marked == is_marked
+        square = winners.squares[0][0]
+        assert square.is_marked == ("not told apart" in square.title) == is_marked
 
 
 def test_one_comparison_names_the_fastest_and_its_factor(tmp_path):
@@ -164,6 +165,7 @@ def test_slow_links_and_slow_ranks_are_named(tmp_path):
         if square is not None and square.is_marked
     }
     assert marked == {(1, 2), (4, 0)}
+    assert max(square.heat for row in matrix.squares for square in row if square) == 1
 
 
 def test_a_matrix_of_many_nodes_is_folded_and_keeps_its_slow_link(tmp_path):
@@ -216,16 +218,21 @@ def test_probes_give_a_bound_where_no_messages_were_measured(tmp_path):
         [2.0], quantity="probe", contender="copy by torch", ranks=4,
         at={"bytes": 2 * K, "type": "uint8"},
     )  # fmt: skip
-    drawn = report(write_record(tmp_path / "a.jsonl", [cell("ours", [4.0]), copy]))
+    # More ranks write more in all.
+    cells = [cell("ours", [4.0]), copy, replace(copy, ranks=8, at={**copy.at, "bytes": 8 * K})]
+    drawn = report(write_record(tmp_path / "a.jsonl", cells))
     (line,) = find_chart(find(drawn, "all-reduce"), "Share of the bound").lines
     assert line.points[K].median == 0.25
-    assert find(drawn, "probe").heading == "What the machine can do"
+    probe = find(drawn, "probe")
+    assert probe.heading == "What the machine can do"
+    assert "Share" not in str([chart.title for panel in probe.panels for chart in panel.charts])
 
 
 def test_two_records_of_one_thing_are_two_lines_and_other_machines_a_warning(tmp_path):
     first = write_record(tmp_path / "old.jsonl", [cell("ours", [1.0])])
     second = write_record(tmp_path / "new.jsonl", [cell("ours", [2.0])], processor="other")
     drawn = report(first, second)
+    assert drawn.words.startswith("2 cells of 2 records: ")
     assert [line.name for line in find(drawn, "all-reduce").panels[0].charts[0].lines] == [
         "ours (old)", "ours (new)",
     ]  # fmt: skip
