@@ -168,13 +168,17 @@ def test_addresses_are_tried_until_one_answers(server):
         json_lines.connect([nobody], "secret", None, 5)
 
 
-def test_waiting_for_nobody_ends_and_half_a_line_is_none(server):
+def test_waiting_for_nobody_ends_and_half_a_line_is_none(server, monkeypatch):
     looks = []
     with pytest.raises(TimeoutError, match=r"within 0\.3 s"):
         json_lines.accept(server, "secret", 1, 0.3, lambda: looks.append(1))
     assert looks
     left, right = socket.socketpair()
     line = json_lines.JsonLine(left)
+    right.sendall(b'{"times": [1')
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="more than 9 bytes"):
+        patch.setattr(json_lines, "LONGEST_LINE", 9)
+        line.receive(5)
     right.sendall(b'{"times": [1')
     right.close()
     assert line.receive() is None
