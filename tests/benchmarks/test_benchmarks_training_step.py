@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 import documents
 import launchers
 from benchmark_runs import check_drawing, record_benchmark
+from benchmarks.measure.baselines import ddp_step
 from benchmarks.measure.engine import CellGroup, list_wrong, run
 from benchmarks.measure.launching.srun import Srun
 from benchmarks.measure.training_step import checks, contenders, loops, visits
@@ -50,6 +52,7 @@ from benchmarks.measure.training_step.visits import (
     find_problem,
     read_answers,
 )
+from benchmarks.measure.training_step.worker import StepBench
 from benchmarks.measure.trials import RefusedError, Surroundings, WrongResultError
 from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
 from benchmarks.records.schema import Cell
@@ -560,6 +563,7 @@ def test_a_verdict_names_what_is_wrong():
     far = [3.0, 4.0 + 1.2 * 5 * TOLERANCE]
     assert "up to 0.02 would be rounding" in find_problem([found], far, is_narrow=False)
     assert find_problem([found], far, is_narrow=True) == ""
+    assert "way that one process" in find_problem([found], [3.0, 2.0], is_narrow=True)
     assert "differ" in find_problem([found, make_found([3.0, 4.0], "b")], expected, is_narrow=False)
     assert "not finite" in find_problem([make_found([math.nan, 4.0])], expected, is_narrow=False)
     # Workers at their own pace have no other one's way to go.
@@ -615,6 +619,23 @@ def test_an_interruption_keeps_the_whole_rounds(measured, rounds, monkeypatch):
     for launcher, share in ((MPIRUN, 0.0), (Srun(Path("srun"), "", 2, False), None)):
         (group,) = contenders.QUANTITY.measure(plan, launcher)
         assert group.others_share == share
+
+
+@pytest.mark.parametrize(("workers", "met"), [((0,), 0), ((0, 1), 1)])
+def test_one_rank_waits_for_no_other_and_gpus_count_if_each_has_one(workers, met, monkeypatch):
+    calls, rank = Mock(), {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    monkeypatch.setattr(torch.distributed, "barrier", calls.barrier)
+    monkeypatch.setattr(torch.distributed, "init_process_group", calls.join)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.choose)
+    monkeypatch.setattr(loops, "measure", lambda loop, steps, barrier, counts: barrier())
+    spec = make_plan().specify(MLP, BASE)
+    StepBench(Mock())._measure(spec, make_loop(workers=workers), 1)
+    assert calls.barrier.call_count == met
+    for name, value in rank.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 + met)
+    assert ddp_step.join().type == ("cuda" if met else "cpu")
+    assert calls.join.call_args.args == ("nccl" if met else "gloo",)
 
 
 def test_gpus_that_were_asked_for_must_be_there():

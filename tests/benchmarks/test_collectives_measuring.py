@@ -332,6 +332,8 @@ def test_caches_are_swept_before_each_barrier(monkeypatch):
     worker.measure(calls, make_spec(20_000, 2, cold=True))
     timed = ["sweep", "barrier", "call"]
     assert calls.events == ["call", "barrier", "call", *timed, *timed, "barrier", "close"]
+    worker.measure(calls, make_spec(20_000, 2))
+    assert calls.events.count("sweep") == 2
 
 
 def test_a_sweep_is_longer_than_the_last_cache(monkeypatch, tmp_path):
