@@ -176,9 +176,10 @@ def test_waiting_for_nobody_ends_and_half_a_line_is_none(server, monkeypatch):
     left, right = socket.socketpair()
     line = json_lines.JsonLine(left)
     right.sendall(b'{"times": [1')
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match="more than 9 bytes"):
-        patch.setattr(json_lines, "LONGEST_LINE", 9)
+    monkeypatch.setattr(json_lines, "LONGEST_LINE", 9)
+    with pytest.raises(ValueError, match="more than 9 bytes"):
         line.receive(5)
+    monkeypatch.undo()
     right.sendall(b'{"times": [1')
     right.close()
     assert line.receive() is None
