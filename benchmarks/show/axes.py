@@ -157,7 +157,7 @@ def _draw_line(axis: Axes, line: ChartLine, style: int) -> None:
 
 def _set_scales(axis: Axes, chart: Chart) -> None:
     places = chart.places
-    width = 0.6 * axis.get_window_extent().width * 72 / axis.figure.dpi
+    width = 0.6 * axis.get_window_extent().width
     if chart.along == "bytes" or chart.is_along_log:
         axis.set_xscale("log", base=2)
         if len(places) > MOST_PLACES:
@@ -231,8 +231,8 @@ def _add_tips(axis: Axes, chart: Chart) -> None:
 
 def label_lines(axis: Axes, chart: Chart, colours: Mapping[str, int]) -> None:
     """Write each line's name at its end, to the right of the axes, which must have their size."""
-    box, scale = axis.get_window_extent(), 72 / axis.figure.dpi
-    letters = max(12, int(NAMES_SHARE * box.width * scale / LETTER))
+    box = axis.get_window_extent()
+    letters = max(12, int(NAMES_SHARE * box.width / LETTER))
     names: dict[int, str] = {}
     ends: dict[int, tuple[float, float]] = {}
     for number, line in enumerate(chart.lines):
@@ -241,7 +241,7 @@ def label_lines(axis: Axes, chart: Chart, colours: Mapping[str, int]) -> None:
             names[number] = break_name(line.name, letters)
             ends[number] = known[-1], line.points[known[-1]].median
     rows = max((name.count("\n") + 1 for name in names.values()), default=1)
-    least = LINE * rows / (box.height * scale)
+    least = LINE * rows / box.height
     to_place = axis.transData + axis.transAxes.inverted()
     heights = {number: float(to_place.transform(end)[1]) for number, end in ends.items()}
     # Of ends at one height the last is the lowest, so that what leads to the names does not cross.
@@ -316,7 +316,7 @@ def draw_bars(axis: Axes, bars: Bars) -> None:
     """From 0, each below its name and its value; points in the order of rounds, so that a drift
     shows as a slope."""
     box = axis.get_window_extent()
-    width = box.width * 72 / axis.figure.dpi
+    width = box.width
     places = _find_places(bars, width)
     for bar, bottom in zip(bars.bars, places[1:], strict=True):
         place = bottom - GAP - BAR / 2
@@ -324,7 +324,7 @@ def draw_bars(axis: Axes, bars: Bars) -> None:
         text = _break_text(bars, bar, width)
         axis.text(0, place - BAR / 2 - 1, text, va="bottom", linespacing=1.2)
     # Bars are as high beside others that are more.
-    height = max(places[-1], box.height * 72 / axis.figure.dpi - _measure_below(bars))
+    height = max(places[-1], box.height - _measure_below(bars))
     axis.set_ylim(height, 0)
     axis.set_xlim(left=0)
     axis.locator_params(axis="x", nbins=max(3, int(width / 60)))
@@ -390,7 +390,7 @@ def draw_dots(axis: Axes, dots: Dots) -> None:
     axis.margins(x=0.2)
     axis.minorticks_off()
     ticks = choose_values(*axis.get_xlim())
-    width = 0.5 * axis.get_window_extent().width * 72 / axis.figure.dpi
+    width = 0.5 * axis.get_window_extent().width
     ticks = choose_ticks(ticks, 40 / width)
     axis.set_xticks(ticks, [describe(tick, dots.unit) for tick in ticks])
     axis.set_yticks(range(len(dots.rows)), [break_name(row.name, 26) for row in dots.rows])
@@ -445,7 +445,7 @@ def draw_grid(axis: Axes, grid: Grid, colours: Mapping[str, int]) -> None:
     axis.spines[:].set_visible(False)
     if grid.kinds:
         labels = LETTER * max(map(len, grid.rows)) + MARGIN
-        width = axis.get_window_extent().width * 72 / axis.figure.dpi - labels
+        width = axis.get_window_extent().width - labels
         shown = [Square("", kind=kind) for kind in grid.kinds]
         patches = [
             Patch(color=_choose_colour(each, colours), label=f"{letters.get(kind, '')} {kind}")

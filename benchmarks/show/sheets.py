@@ -73,6 +73,7 @@ def _open_figure(
     from matplotlib.figure import Figure
 
     with rc_context(STYLE):  # type: ignore[arg-type]
+        # With so many dots an inch, what `axes` measures is in points.
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout=layout)
         FigureCanvasAgg(figure)
         yield figure

@@ -96,8 +96,10 @@ def test_ranks_begin_a_part_together_and_a_checkpoint_that_fails_ends_all(monkey
     assert noted == ["met", *["step"] * PLAN.steps]
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_: None)
     shutil.rmtree(tmp_path / "checkpoints")
+    monkeypatch.setattr(bench, "_meet", lambda: noted.append("together"))
     with pytest.raises(OSError, match=r"a checkpoint in .* could not be written"):
         bench.time_asynchronous()
+    assert "together" in noted
 
 
 def test_of_the_processor_time_that_of_the_thread_for_signals_is_told(monkeypatch):
@@ -108,7 +110,10 @@ def test_of_the_processor_time_that_of_the_thread_for_signals_is_told(monkeypatc
     )  # fmt: skip
     for name, fake in (("time", clock), ("StepAgreement", Mock()), ("PreemptionSignals", Mock())):
         monkeypatch.setattr(worker, name, fake)
-    assert worker.measure_agreement(Mock())[1] == pytest.approx(0.02)
+    session = Mock()
+    assert worker.measure_agreement(session)[1] == pytest.approx(0.02)
+    members = worker.StepAgreement.call_args.args[0]
+    assert (members.rank, members.size) == (session.world.rank, session.world.size)
 
 
 @pytest.mark.long

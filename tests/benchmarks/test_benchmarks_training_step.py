@@ -1,11 +1,14 @@
 """``benchmarks training-step``: the command line, tables, promises, drawing, real runs."""
 
 import contextlib
+import gc
 import json
 import math
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +19,9 @@ from torch import nn
 import documents
 import launchers
 from benchmark_runs import check_drawing, record_benchmark
+from benchmarks.measure.baselines import ddp_step
 from benchmarks.measure.engine import CellGroup, list_wrong, run
+from benchmarks.measure.launching.srun import Srun
 from benchmarks.measure.training_step import checks, contenders, loops, visits
 from benchmarks.measure.training_step.synchronisations import (
     ALONE,
@@ -47,6 +52,7 @@ from benchmarks.measure.training_step.visits import (
     find_problem,
     read_answers,
 )
+from benchmarks.measure.training_step.worker import StepBench
 from benchmarks.measure.trials import RefusedError, Surroundings, WrongResultError
 from benchmarks.records.contenders import MPI_JOB, TORCH_JOB
 from benchmarks.records.schema import Cell
@@ -423,9 +429,16 @@ def test_a_step_is_timed_in_parts():
         quiet.append(1)
         yield
 
-    barriers = []
+    barriers, collects = [], set()
     loop = make_loop(quiet=be_quiet)
-    found = loops.measure(loop, 6, lambda: barriers.append(loop.update.steps), counts=True)
+
+    def meet():
+        barriers.append(loop.update.steps)
+        collects.add(gc.isenabled())
+
+    found = loops.measure(loop, 6, meet, counts=True)
+    # Garbage is not collected meanwhile, but afterwards.
+    assert collects == {False} and gc.isenabled()
     assert loop.update.steps == 6 + loops.WARM_UP
     # Half as many passes, all of them without synchronisation.
     assert len(quiet) == 3 and loop.update.begun == 9 + loops.WARM_UP
@@ -550,6 +563,7 @@ def test_a_verdict_names_what_is_wrong():
     far = [3.0, 4.0 + 1.2 * 5 * TOLERANCE]
     assert "up to 0.02 would be rounding" in find_problem([found], far, is_narrow=False)
     assert find_problem([found], far, is_narrow=True) == ""
+    assert "way that one process" in find_problem([found], [3.0, 2.0], is_narrow=True)
     assert "differ" in find_problem([found, make_found([3.0, 4.0], "b")], expected, is_narrow=False)
     assert "not finite" in find_problem([make_found([math.nan, 4.0])], expected, is_narrow=False)
     # Workers at their own pace have no other one's way to go.
@@ -570,6 +584,8 @@ class InterruptedJob:
         self.greeting = {"device": "cpu", "gpus": 0}
 
     def ask(self, command, what):
+        if command["do"] == "let go":
+            return [{}, {}]
         if command["do"] == "compute alone":
             return [{"sample": WAY}, {}]
         assert read_spec(command["spec"]).contender.job == self.name
@@ -597,6 +613,29 @@ def test_an_interruption_keeps_the_whole_rounds(measured, rounds, monkeypatch):
         assert group.divide("framework", "auto") is not None
     with pytest.raises(KeyboardInterrupt):
         next(groups)
+    # To the end, the share of the cores is told, where all ranks are here.
+    monkeypatch.setattr(InterruptedJob, "left", 1000)
+    plan = contenders.QUANTITY.parse(words).plan
+    for launcher, share in ((MPIRUN, 0.0), (Srun(Path("srun"), "", 2, False), None)):
+        (group,) = contenders.QUANTITY.measure(plan, launcher)
+        assert group.others_share == share
+
+
+@pytest.mark.parametrize(("workers", "met"), [((0,), 0), ((0, 1), 1)])
+def test_one_rank_waits_for_no_other_and_gpus_count_if_each_has_one(workers, met, monkeypatch):
+    calls, rank = Mock(), {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    monkeypatch.setattr(torch.distributed, "barrier", calls.barrier)
+    monkeypatch.setattr(torch.distributed, "init_process_group", calls.join)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.choose)
+    monkeypatch.setattr(loops, "measure", lambda loop, steps, barrier, counts: barrier())
+    spec = make_plan().specify(MLP, BASE)
+    StepBench(Mock())._measure(spec, make_loop(workers=workers), 1)
+    assert calls.barrier.call_count == met
+    for name, value in rank.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 + met)
+    assert ddp_step.join().type == ("cuda" if met else "cpu")
+    assert calls.join.call_args.args == ("nccl" if met else "gloo",)
 
 
 def test_gpus_that_were_asked_for_must_be_there():

@@ -55,6 +55,10 @@ def test_a_server_is_named():
     text = lines("central", 3)
     assert "rank 2 serves, and contributes nothing" in text
     assert rows_after(text, "before the first step") == [["a"], ["b"], ["·"]]
+    # And nodes, if there are several.
+    for nodes, heads in (((3,), []), ((1, 2), ["node 0", "node 1"])):
+        text = lines("ring", 3, nodes=nodes)
+        assert [each for each in text if each.startswith("node")] == heads * 5
 
 
 @pytest.mark.parametrize(

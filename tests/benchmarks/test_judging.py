@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy
 import pytest
@@ -334,6 +335,9 @@ def test_counts_of_nothing_are_not_compared(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "not compared, for values of 0 or another unit:\n  all-reduce, counted" in printed
     assert "1 cell: 0 slower, 0 faster, 0 unknown, 1 same" in printed
+    # What has not changed is shown on request.
+    comparison.main([str(old), str(new), "--all"])
+    assert "timed" not in printed and "timed" in capsys.readouterr().out
     found = read_record(tmp_path / "verdicts.jsonl")
     assert found.is_complete and found.others[0]["verdict"] == "same"
 
@@ -380,6 +384,15 @@ def test_suspects_are_measured_by_the_records_command(tmp_path, monkeypatch, cap
         *("--ranks", "2", "--sizes", "4096", "--output"),
     ]
     assert "1.40 1.00 1.00" in capsys.readouterr().out
+
+
+def test_a_run_that_is_interrupted_is_told_to_end_its_ranks(monkeypatch):
+    monkeypatch.setattr(again, "subprocess", fake := MagicMock())
+    process = fake.Popen.return_value.__enter__.return_value
+    process.communicate.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        again._run([])
+    assert [each[0] for each in process.method_calls] == ["communicate", "terminate", "wait"]
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,18 @@ def test_figures_that_no_field_can_hold_are_refused(
     assert (options.size, options.machine) == (pages.MEBIBYTE, pages.MACHINE)
 
 
-def test_every_algorithm_is_there_for_every_offered_number_of_ranks() -> None:
-    """One with parameters wherever it can be."""
+def test_every_algorithm_is_there_for_every_offered_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One with parameters wherever it can be; but none that is too large to be shown."""
     schedules = read_data(draw_page(parse("direct:servers=5,segments=2"), 9))["schedules"]
     assert sorted(map(int, schedules)) == [*range(1, 11), 12, 16]
     for ranks, entries in schedules.items():
         own = {"direct:servers=5"} if int(ranks) >= 5 else set()
         assert set(entries) == {*names()} | own, ranks
+    monkeypatch.setattr(pages, "LARGEST_GRID", 100)
+    schedules = read_data(draw_page(parse("ring"), 4))["schedules"]
+    assert "ring" in schedules["10"] and "ring" not in schedules["12"]
 
 
 def test_nodes_hold_for_the_ranks_they_were_given_for(monkeypatch: pytest.MonkeyPatch) -> None:

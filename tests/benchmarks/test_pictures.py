@@ -16,7 +16,7 @@ from benchmarks.records.schema import Cell, make_cell
 from benchmarks.records.statistics import exact, spread
 from benchmarks.show import axes, sheets
 from benchmarks.show.axes import break_name, choose_ticks, choose_values, spread_out
-from benchmarks.show.charts import Chart, ChartLine, Grid, Square, choose_names
+from benchmarks.show.charts import Chart, ChartLine, DotRow, Dots, Grid, Square, choose_names
 from benchmarks.show.pictures import write_picture
 from benchmarks.show.scaling import write_scaling
 from mpiddp.errors import ConfigurationError
@@ -42,7 +42,7 @@ def test_times_and_rates_have_a_line_for_each_contender(tmp_path):
     words = ("2 ranks on 1 node: Time", "4 ranks on 1 node: Time", "Bus bandwidth", "mpiddp ring")
     text = check_picture(tmp_path, list(make_cells(planted)), *words, "All-reduce, float32, sum")
     # What is pointed at is said; a report has more charts.
-    assert "<title>1 MiB\nGloo: " in text
+    assert re.search(r"<title>1 MiB\nGloo: [\d.]+ .s \([\d.]+ .s – [\d.]+ .s\)", text)
     assert not any(words in text for words in ("left out", "Speed, relative"))
 
 
@@ -66,8 +66,10 @@ def test_a_step_is_a_bar_of_parts(tmp_path):
     words = ("framework: 3 s; efficiency 50%", "exposed communication", "update", "compute: 1 s")
     cells += [replace(each, contender="own") for each in cells]
     text = check_picture(tmp_path, cells, *words, "2 ranks, model mlp")
-    # Each part once, whatever bars have it; and the marks of medians and quartiles have a length.
-    assert text.count(">update<") == 1
+    # Each part once, whatever bars have it; no number for a bar's height; each bar has a mark of
+    # its quartiles, and marks have a length.
+    assert text.count(">update<") == 1 and set(re.findall(r">([−\d.]+)<", text)) == {"0"}
+    assert text.count('stroke-width: 2"') == 2
     assert not re.search(r'd="M (\S+ \S+)L\1 ', text)
 
 
@@ -93,7 +95,9 @@ def test_loops_programs_and_checkpoints_say_how_they_compare(tmp_path):
         for ranks in (2, 4)
         for name, seconds in {"gloo": 3e-5, "mpiddp": 1e-5}.items()
     ]
-    check_picture(tmp_path, programs, "barrier", "3.0 ×", "4 ranks", "barrier, gloo: 30 µs")
+    programs.append(cell("program", "mpiddp", 1e-5, ranks=8, program="barrier"))
+    words = ("barrier", "3.0 ×", "4 ranks", "8 ranks", "barrier, gloo: 30 µs")
+    check_picture(tmp_path, programs, *words)
     save = cell("checkpoint", "raw write", 0.5, model="mlp", details={"share": 0.035})
     check_picture(tmp_path, [save], "raw write: 500 ms; 3.5% of the steps between two")
 
@@ -148,34 +152,54 @@ def test_the_best_are_drawn_and_those_that_must_be():
 
 
 def test_each_line_has_its_name_at_its_end(tmp_path, monkeypatch):
-    """Those that end close together, too; and nothing is cut off."""
-    figures = []
-    monkeypatch.setattr(sheets, "_save", lambda figure, *_: figures.append(figure) or b"")
+    """Those that end close together, too; and nothing is cut off, nor over another."""
+    saved = []
+    monkeypatch.setattr(sheets, "_save", lambda figure, *_: saved.append(figure) or b"<svg>")
+    middle = {2**power: exact(2.0) for power in range(1, 30)}
     lines = [
-        ChartLine(f"line {n}", {1: spread([1.0, 1.1]), 2: exact(4.0 + 0.01 * n)}) for n in range(6)
+        ChartLine(f"line {n}", {1: begin, **middle, 2**30: exact(4.0 + 0.01 * n)})
+        for n, begin in enumerate([exact(1.0), *[spread([1.0, 1.1])] * 5])
     ]
     chart = Chart(title="Time", unit="s", is_log=True, lines=lines)
     sheets.write_sheet(tmp_path / "a.png", [[chart]], {}, "a title " * 12, "a note " * 40)
-    (figure,) = figures
+    rows = [DotRow(f"row {n}", {"one": exact(1.0), "other": exact(2.0)}) for n in range(5)]
+    sheets.draw_inline(Dots(title="", text="", unit="s", rows=rows), {})
+    sheets.draw_inline(chart, {})
+    figure, dots, page = saved
+    assert dots.axes[0].bbox.height >= len(rows) * axes.LINE
     figure.draw_without_rendering()
     (axis,) = figure.axes
+    # The bands of those that have quartiles.
+    assert len(axis.collections) == 5
+    ticks = [each.get_window_extent() for each in page.axes[0].get_xticklabels()]
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(ticks))
     labels = [each for each in axis.texts if each.get_text().startswith("line")]
     boxes = sorted((each.get_window_extent() for each in labels), key=lambda box: box.y0)
     assert len(boxes) == len(lines)
     assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
+    assert axis.bbox.y0 <= boxes[0].y0 and boxes[-1].y1 <= axis.bbox.y1
     heads = [figure._suptitle, figure._supxlabel]
     assert all("\n" in each.get_text() for each in heads)
     for box in [*boxes, *(each.get_window_extent() for each in heads)]:
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
 
 
-def test_where_a_grid_has_one_name_no_letter_stands_for_it(tmp_path):
+def test_where_a_grid_has_one_name_no_letter_stands_for_it(tmp_path, monkeypatch):
     path = tmp_path / "a.svg"
     for kinds, words in (("x", "> x<"), ("xy", ">B y<")):
         names = {"title": "", "text": "", "corner": "", "rows": ["row"], "columns": list(kinds)}
         grid = Grid(**names, squares=[[Square("", kind=kind) for kind in kinds]])
         sheets.write_sheet(path, [[grid]], {}, "", "")
         check_drawing(path, words)
+    # Of too many squares none has a letter.
+    assert ">B<" in path.read_text()
+    monkeypatch.setattr(axes, "MOST_TEXTS", 1)
+    sheets.write_sheet(path, [[grid]], {}, "", "")
+    assert ">B<" not in path.read_text()
+    # What has room on a slide has letters of the full size there.
+    monkeypatch.setattr(sheets, "_save", lambda figure, kind, dpi: str(dpi).encode())
+    sheets.write_slide(path, grid, {}, "")
+    assert int(path.read_text()) == pytest.approx(sheets.SLIDE_DPI * sheets.ENLARGED)
 
 
 def test_long_names_are_broken_where_their_parts_begin():

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from benchmarks.records.contenders import shorten
 from benchmarks.records.material import read_material
 from benchmarks.records.schema import Cell, make_cell, open_record
 from benchmarks.records.statistics import spread
-from benchmarks.show import machine
+from benchmarks.show import machine, progress
 from benchmarks.show.charts import Bars, Chart, Grid, Section
 from benchmarks.show.page import assembly
 from benchmarks.show.page.contents import ReportPage
@@ -105,7 +106,8 @@ def test_a_win_in_each_round_is_one_however_the_rounds_differ_and_one_by_chance_
     ):
         path = write_record(tmp_path / "a.jsonl", [cell("one", one), cell("other", other)])
         (winners,) = find(report(path), "all-reduce").pictures
-        assert isinstance(winners, Grid) and winners.squares[0][0].is_marked == is_marked
+        square = winners.squares[0][0]
+        assert square.is_marked == ("not told apart" in square.title) == is_marked
 
 
 def test_one_comparison_names_the_fastest_and_its_factor(tmp_path):
@@ -163,6 +165,7 @@ def test_slow_links_and_slow_ranks_are_named(tmp_path):
         if square is not None and square.is_marked
     }
     assert marked == {(1, 2), (4, 0)}
+    assert max(square.heat for row in matrix.squares for square in row if square) == 1
 
 
 def test_a_matrix_of_many_nodes_is_folded_and_keeps_its_slow_link(tmp_path):
@@ -215,16 +218,20 @@ def test_probes_give_a_bound_where_no_messages_were_measured(tmp_path):
         [2.0], quantity="probe", contender="copy by torch", ranks=4,
         at={"bytes": 2 * K, "type": "uint8"},
     )  # fmt: skip
-    drawn = report(write_record(tmp_path / "a.jsonl", [cell("ours", [4.0]), copy]))
+    # More ranks write more in all.
+    cells = [cell("ours", [4.0]), copy, replace(copy, ranks=8, at={**copy.at, "bytes": 8 * K})]
+    drawn = report(write_record(tmp_path / "a.jsonl", cells))
     (line,) = find_chart(find(drawn, "all-reduce"), "Share of the bound").lines
     assert line.points[K].median == 0.25
     assert find(drawn, "probe").heading == "What the machine can do"
+    assert machine.find_probed([copy], copy) is None
 
 
 def test_two_records_of_one_thing_are_two_lines_and_other_machines_a_warning(tmp_path):
     first = write_record(tmp_path / "old.jsonl", [cell("ours", [1.0])])
     second = write_record(tmp_path / "new.jsonl", [cell("ours", [2.0])], processor="other")
     drawn = report(first, second)
+    assert drawn.words.startswith("2 cells of 2 records: ")
     assert [line.name for line in find(drawn, "all-reduce").panels[0].charts[0].lines] == [
         "ours (old)", "ours (new)",
     ]  # fmt: skip
@@ -236,7 +243,8 @@ def test_two_records_of_one_thing_are_two_lines_and_other_machines_a_warning(tmp
 def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
     path = tmp_path / "a.jsonl"
     with open_record(path, "allreduce", ENVIRONMENT, {}) as record:
-        record.add(cell("ours", [1.0], guidelines=["loses to reduce + broadcast"]))
+        record.add(cell("ours", [1.0], guidelines=["loses to reduce + broadcast"],
+                        stopped="budget"))  # fmt: skip
         for size in (K, M):
             record.refuse("all-reduce", "mpiddp double-tree", "needs a power of two", bytes=size)
         targets = [{"text": str(met), "met": met} for met in (True, False, None)]
@@ -249,8 +257,9 @@ def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
         "1 of 3 targets missed",
         "Refused, and so not measured: 1 contender",
         "Slower than what it could be made of",
+        "In 1 of 1 cell the time was spent before the interval of the median was narrow",
     ]
-    assert [alert.is_bad for alert in drawn.alerts] == [True, True, True, False]
+    assert [alert.is_bad for alert in drawn.alerts] == [True, True, True, False, False]
     reason = "mpiddp double-tree: all-reduce: needs a power of two (2 times)"
     assert drawn.alerts[2].lines == [reason]
 
@@ -313,12 +322,17 @@ def test_texts_of_records_are_harmless(tmp_path):
     assert "http" not in re.sub(r"http-equiv|http://www\.w3\.org", "", drawn)
 
 
-def test_each_picture_is_a_slide(tmp_path):
+def test_each_picture_is_a_slide(tmp_path, monkeypatch):
+    bar = MagicMock()
+    monkeypatch.setattr(progress, "tqdm", bar)
     cells = [cell("a$b", [1, 2], maker="gloo"), *make_pairs(3, {(0, 1): 2.0}, [4 * M])]
     path = write_record(tmp_path / "a.jsonl", cells)
-    command.main(
-        [str(path), "--output", f"{tmp_path / 'slides'}/", "--output", f"{tmp_path}/a.svg"]
-    )
+    outputs = [f"--output={tmp_path}/{name}" for name in ("slides/", "a.svg", "a.html")]
+    command.main([str(path), *outputs])
+    # For the slides and for the page a bar comes to its end, and goes.
+    steps, shown = bar.return_value.__enter__.return_value.update, bar.call_args_list
+    assert len(shown) == 2 and steps.call_count == sum(each.kwargs["total"] for each in shown)
+    assert not any(each.kwargs["leave"] for each in shown)
     assert "4 ranks on 1 node: all-reduce" in (tmp_path / "a.svg").read_text()
     names = sorted(each.name for each in (tmp_path / "slides").iterdir())
     assert [name[4:] for name in names] == [

@@ -1,7 +1,9 @@
 """The startup benchmark: launchers, contenders, reports, finding a cluster, and real small runs."""
 
+import contextlib
 import itertools
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -9,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import documents
 from benchmark_runs import check_drawing, record_benchmark, run_benchmark
@@ -17,7 +20,7 @@ from benchmarks.measure.engine import CellGroup
 from benchmarks.measure.launching import launchers, processes, srun
 from benchmarks.measure.launching.processes import Program, Run, RunError
 from benchmarks.measure.launching.srun import Srun
-from benchmarks.measure.startup import tables
+from benchmarks.measure.startup import launches, tables
 from benchmarks.measure.startup.contenders import QUANTITY, make_cells, measure_group
 from benchmarks.measure.startup.launches import (
     FLOOR,
@@ -333,7 +336,23 @@ def test_contenders_ask_for_the_same_nodes():
         assert f"--ntasks={4 * per_node}" in command
         assert ("--mpi=pmix" in command) == (contender.kind == "mpiddp")
     # A torchrun starts its node's ranks, and may use as many cores as they.
-    assert "--cpus-per-task=4" in contenders[TORCHRUN].program.command
+    for name, cores in ((TORCHRUN, 4), (FLOOR, 1)):
+        assert f"--cpus-per-task={cores}" in contenders[name].program.command
+
+
+@pytest.mark.parametrize("total", [1, 2])
+def test_the_plain_script_tells_when_its_sum_was_known_and_notices_a_wrong_one(
+    total, monkeypatch, capsys
+):
+    """On two ranks, of which the other one gives its 1 or nothing."""
+    fakes = {"get_world_size": lambda: 2, "get_rank": int, "init_process_group": str,
+             "destroy_process_group": int, "all_reduce": lambda it: it.fill_(total)}  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.distributed, name, fake)
+    monkeypatch.setattr(sys, "argv", [launches.SCRIPT, "-"])
+    with contextlib.nullcontext() if total == 2 else pytest.raises(SystemExit, match="expected 2"):
+        runpy.run_path(launches.SCRIPT)
+    assert ('mpiddp-benchmark: {"finished": ' in capsys.readouterr().out) == (total == 2)
 
 
 def make_group(ranks: int, *own: tuple[float, float, float], nodes: int | None = 4, **more):

@@ -17,7 +17,6 @@ import mpiddp
 from benchmarks.measure.collectives.ranks.calls import CallSpec, Exchange, Prepared, do_nothing
 from benchmarks.measure.collectives.ranks.inputs import find_part
 from benchmarks.records.contenders import ALL_PAIRS, POINT_TO_POINT, REDUCTION
-from mpiddp.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -114,8 +113,6 @@ def prepare_addition(comm: MPI.Intracomm, spec: CallSpec) -> Prepared:
 
     NumPy adds, as in reductions on CPUs.
     """
-    if spec.dtype is torch.bfloat16:
-        raise ConfigurationError("NumPy has no bfloat16")
     mine, other = (torch.ones(spec.count, dtype=spec.dtype).numpy() for _ in range(2))
     return Prepared(partial(numpy.add, mine, other, mine), comm.Barrier, ran="NumPy")
 
