@@ -309,10 +309,10 @@ def _name_function(test: str) -> str:
 def load_equivalents() -> set[tuple[str, str, str]]:
     """File, line, and what a mutant writes."""
     return {
-        (file, row["old"], new)
+        (file, line, new)
         for file, rows in tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8")).items()
-        for row in rows
-        for new in (row["new"] if isinstance(row["new"], list) else [row["new"]])
+        for line, *changes, _ in rows
+        for new in changes
     }
 
 
