@@ -71,7 +71,7 @@ class ProofVerdict:
 
     def __add__(self, other: ProofVerdict) -> ProofVerdict:
         return ProofVerdict(
-            min(filter(None, (self.fewest, other.fewest)), default=0),
+            min(filter(None, (self.fewest, other.fewest))),
             self.schedules + other.schedules,
             self.messages + other.messages,
             self.failures + other.failures,

@@ -1,6 +1,7 @@
 """The commands that prove, explain, simulate and price algorithms, as a user calls them."""
 
 import itertools
+import re
 import shlex
 import sys
 
@@ -187,9 +188,8 @@ def simulate_record(tmp_path, *arguments):
 
 
 def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys):
-    record = simulate_record(
-        tmp_path, "ring", "two-level", "--ranks", "8", "65536", "--bytes", "1M"
-    )
+    words = "ring two-level --ranks 8 65536 --bytes 1M"
+    record = simulate_record(tmp_path, *words.split())
     text = capsys.readouterr().out
     sources = {(ranks, cell.details["source"]) for (ranks, *_), cell in record.items()}
     assert sources == {(8, "simulated"), (65536, "closed form")}
@@ -297,6 +297,9 @@ def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
     simulate.main(["--map", "--ranks", "4", "512", *words.split(),
                    "--output", str(plot), "--output", str(path)])  # fmt: skip
     text, picture = capsys.readouterr().out, plot.read_text()
+    # More ranks stand higher, where y is less.
+    few, many = (re.search(rf'y="([\d.]+)"[^>]*>{ranks}</text>', picture)[1] for ranks in (4, 512))
+    assert float(few) > float(many)
     rows = [line for line in read_record(path).others if line["kind"] == "winners"]
     assert [row["ranks"] for row in rows] == [4, 512]
     for row in rows:
@@ -317,7 +320,10 @@ def test_what_leaves_a_rank_out_does_not_compete():
     options_ = simulate.parse(["--map"])
     assert "central" not in map(str, options_.choices)
     assert "central" in map(str, simulate.parse(["--map", "central"]).choices)
-    assert "central" in map(str, simulate.parse([]).choices)
+    usual = simulate.parse([])
+    assert "central" in map(str, usual.choices)
+    # Powers of two, for which none of them has to fold ranks.
+    assert all(ranks.bit_count() == 1 for ranks in usual.ranks)
 
 
 def test_regions_are_what_hangs_together():

@@ -26,7 +26,6 @@ def _sum(name, rows, accumulation):
 # Sums by hand. From 2048 on float16 has even numbers only, and a tie goes to a multiple of 4:
 # 2048 + 1 = 2048, but 2048 + (1 + 1) = 2050.
 
-
 ONES = [[2048.0] * 3, [1.0] * 3, [1.0] * 3]
 HALVES = [[2048.0], [0.75], [0.5]]
 """The sum 2049.25 is nearer to 2050 than to 2048; each alone is lost."""
@@ -53,8 +52,7 @@ def test_float16_values_are_rounded_where_the_schedule_says(name, rows, accumula
 
 
 def test_the_errors_are_relative_to_the_sum_in_float64():
-    schedule = registry.parse("ring").build(3)
-    inputs = torch.tensor([[2048.0] * 3, [1.0] * 3, [1.0] * 3], dtype=torch.float16)
+    schedule, inputs = registry.parse("ring").build(3), torch.tensor(ONES, dtype=torch.float16)
     error = summation.measure(schedule, inputs, NATIVE)
     # Exact are 2050 everywhere; found are 2050, 2048, 2048.
     assert error.rms == pytest.approx(math.sqrt(4 + 4) / math.sqrt(3 * 2050**2))
@@ -127,10 +125,13 @@ def test_the_measured_error_is_the_expected_one(name, dtype):
 SMALL = ["--ranks", "4", "2", "--elements", "12"]
 
 
-def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path, capsys):
+def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path, capsys, monkeypatch):
     record, drawing = tmp_path / "numerics.jsonl", tmp_path / "numerics.svg"
     numerics.main([*SMALL, "--output", str(record), "--output", str(drawing), "--seed", "3"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    # A type's name stands over the middle one of its three columns.
+    assert lines[2].rindex("bfloat16") + 1 == lines[3].rindex("in step")
+    rows = [line.split() for line in lines]
     for name in registry.names():
         (first, second) = (row for row in rows if row[:1] == [name])
         assert len(first) == len(second) == 4 + 7
@@ -149,11 +150,12 @@ def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path, c
     check_drawing(drawing)
 
     chosen = ["ring:segments=2", "central", "central", "--dtype", "float16"]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     numerics.main([*chosen, *SMALL, "--error", "largest"])
-    text = capsys.readouterr().out
+    text, progress = capsys.readouterr()
+    assert "/4 [" in progress and "order/s" in progress
     assert text.count("ring:segments=2 ") == text.count("central ") == 2  # one for each of --ranks
-    assert "bfloat16" not in text and "one-shot" not in text
-    assert "worst element" in text
+    assert "bfloat16" not in text and "one-shot" not in text and "worst element" in text
 
 
 def test_an_overflow_is_shown_explained_and_no_cell_of_the_record(tmp_path, capsys):
@@ -167,7 +169,12 @@ def test_an_overflow_is_shown_explained_and_no_cell_of_the_record(tmp_path, caps
     assert drawing.read_bytes().startswith(b"\x89PNG")
 
 
-def test_lines_in_the_same_place_are_one_and_the_others_are_not():
+def test_lines_in_the_same_place_are_one_and_the_others_are_not(tmp_path, monkeypatch):
     series = {"a": [1.0, 2.0], "b": [1.01, 1.99], "c": [1.0, 3.0], "d": [math.nan, 2.0]}
     assert numerics.group_alike(series) == [["a", "b"], ["c"], ["d"]]
     assert numerics.group_alike({"a": [math.nan], "b": [math.nan]}) == [["a", "b"]]
+    colours = {}
+    monkeypatch.setattr(numerics, "write_sheet", lambda *given: colours.update(given[2]))
+    numerics.main(["ring", "naive-ring", *SMALL, "--output", f"{tmp_path}/a.svg"])
+    # Each line has the colour of its first algorithm, whatever it shares in this chart.
+    assert colours == {"ring": 0, "naive-ring": 1, "all": 0}

@@ -225,12 +225,13 @@ def test_two_records_of_one_thing_are_two_lines_and_other_machines_a_warning(tmp
     first = write_record(tmp_path / "old.jsonl", [cell("ours", [1.0])])
     second = write_record(tmp_path / "new.jsonl", [cell("ours", [2.0])], processor="other")
     drawn = report(first, second)
-    assert [line.name for line in find(drawn, "all-reduce").panels[0].charts[0].lines] == [
-        "ours (old)", "ours (new)",
-    ]  # fmt: skip
+    lines = find(drawn, "all-reduce").panels[0].charts[0].lines
+    assert [line.name for line in lines] == ["ours (old)", "ours (new)"]
     assert any("different machines" in text and "Processor" in text for text in texts(drawn))
     (fact,) = (fact for fact in drawn.machines if fact.name == "Processor")
     assert fact.must_agree and list(fact.texts) == ["EPYC 9654", "other"]
+    with pytest.raises(ConfigurationError, match=r"one machine .*, found EPYC .*; other"):
+        command.main([str(first), str(second), "--output", f"{tmp_path}/a.svg"])
 
 
 def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
@@ -316,9 +317,7 @@ def test_texts_of_records_are_harmless(tmp_path):
 def test_each_picture_is_a_slide(tmp_path):
     cells = [cell("a$b", [1, 2], maker="gloo"), *make_pairs(3, {(0, 1): 2.0}, [4 * M])]
     path = write_record(tmp_path / "a.jsonl", cells)
-    command.main(
-        [str(path), "--output", f"{tmp_path / 'slides'}/", "--output", f"{tmp_path}/a.svg"]
-    )
+    command.main([str(path), "--output", f"{tmp_path}/slides/", "--output", f"{tmp_path}/a.svg"])
     assert "4 ranks on 1 node: all-reduce" in (tmp_path / "a.svg").read_text()
     names = sorted(each.name for each in (tmp_path / "slides").iterdir())
     assert [name[4:] for name in names] == [
