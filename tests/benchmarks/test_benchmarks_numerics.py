@@ -80,9 +80,8 @@ def test_ranks_that_end_with_different_bits_are_named():
 
 def test_zeros_of_different_sign_are_different_bits_and_nans_are_not():
     schedule = registry.parse("one-shot").build(2)
-    zeros = torch.tensor([[0.0], [-0.0]], dtype=torch.float16)
     with pytest.raises(ScheduleError, match="different bits"):
-        summation.check_same_bits(schedule, zeros)
+        summation.check_same_bits(schedule, torch.tensor([[0.0], [-0.0]], dtype=torch.float16))
     nans = torch.tensor([[0x7E00], [-0x200]], dtype=torch.int16).view(torch.float16)
     assert nans.isnan().all()
     summation.check_same_bits(schedule, nans)

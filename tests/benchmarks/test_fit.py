@@ -175,9 +175,7 @@ def test_a_fit_without_a_link_prices_what_does_not_need_it(messages, tmp_path):
         fit.make_machine((2, 2))
 
 
-def test_the_command_says_what_it_found_and_reads_what_it_wrote(
-    messages, fit, tmp_path, capsys, monkeypatch
-):
+def test_what_is_found_is_said_drawn_and_written(messages, fit, tmp_path, capsys, monkeypatch):
     drawn = Mock(wraps=command.write_sheet)
     monkeypatch.setattr(command, "write_sheet", drawn)
     plot, output = tmp_path / "fit.svg", tmp_path / "fit.json"
@@ -192,7 +190,8 @@ def test_the_command_says_what_it_found_and_reads_what_it_wrote(
         *fitted, measured = chart.lines
         reached = set(itertools.chain(*(line.points for line in fitted)))
         assert not fitted or {min(measured.points), max(measured.points)} <= reached
-        assert not measured.is_joined
+        usual = quantile([each.median for each in measured.points.values()], 0.5)
+        assert not measured.is_joined and (not chart.mark or is_near(usual, chart.mark[0]))
     command.main([str(output)])
     assert capsys.readouterr().out == text
 
@@ -261,9 +260,8 @@ def test_halves_are_predicted_as_what_they_are(fit, tmp_path):
 def make_check(fit, **changes):
     [cell] = planted.make_all_reduces(MACHINE, ["ring"], [1 << 20], nodes=1)
     cell = replace(cell, **changes)
-    choice = find_choice(cell)
-    machine = fit.make_machine(split(cell.ranks, cell.nodes))
-    price = choice.prices([1 << 20], machine, split(cell.ranks, cell.nodes))[0]
+    choice, nodes = find_choice(cell), split(cell.ranks, cell.nodes)
+    price = choice.prices([1 << 20], fit.make_machine(nodes), nodes)[0]
     return cell, price, choice
 
 
@@ -368,9 +366,8 @@ def test_in_one_part_nothing_is_clearly_slower_than_step_after_step(name):
 def test_records_that_cannot_be_fitted_are_refused(messages, tmp_path):
     cells = read_record(messages).cells
     few = [cell for cell in cells if cell.at["bytes"] <= 9]
-    all_reduces = planted.make_all_reduces(MACHINE, ["ring"], [8])
     cases = {
-        "all-reduce": (all_reduces, "expected times of messages"),
+        "ring": (planted.make_all_reduces(MACHINE, ["ring"], [8]), "expected times of messages"),
         "few": (few, "times of messages inside a node: expected 3 sizes or more, found 2"),
         "others": (
             [replace(cell, contender=name) for name in ("Gloo", "NCCL") for cell in cells[:9]],
@@ -438,9 +435,8 @@ def test_collectives_over_shaped_links_come_out_as_they_are_priced(slurm_cluster
     fit = fit_records([messages], None, "float32")
     per_byte = fit.links["network"].segments[-1].seconds_per_byte
     assert per_byte == pytest.approx(8e-6 / rate, rel=0.2)
-    checks = [
-        check for check in check_record(fit, collectives) if check.cell.details["maker"] == "mpiddp"
-    ]
+    checks = check_record(fit, collectives)
+    checks = [check for check in checks if check.cell.details["maker"] == "mpiddp"]
     # The median: a machine with other things to do is late for one or the other.
     assert 0.85 <= quantile([check.ratio for check in checks], 0.5) <= 1.15
     for one, other in itertools.permutations(checks, 2):

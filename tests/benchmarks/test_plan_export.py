@@ -216,7 +216,6 @@ def test_plans_are_proved_side_by_side(tmp_path, capsys):
     assert lines[5] == "bits differ: every sum is complete, but ranks add in different orders"
     assert lines[6].startswith("mscclpp_reduce_tbg.json: race: rank 0, thread block 1, step 6")
     assert lines[7] == "odd.xml: expected an element algo, found topology"
-    plans = read_lines(record, "plan")
-    assert [plan["verdict"] for plan in plans][2:] == ["WRONG", "not read"]
+    assert [plan["verdict"] for plan in read_lines(record, "plan")][2:] == ["WRONG", "not read"]
     with pytest.raises(ConfigurationError, match=r"expected an element algo, found topology$"):
         prove.main(["--load", str(odd)])

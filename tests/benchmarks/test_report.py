@@ -145,10 +145,8 @@ def test_the_headline_is_the_largest_size_that_is_settled(tmp_path):
 
 
 def test_slow_links_and_slow_ranks_are_named(tmp_path):
-    cells = chain(
-        make_cells(replace(FEW, slow_rank=5, places=((8, 2),))),
-        make_pairs(6, {(1, 2): 1.9, (4, 0): 3.0}),
-    )
+    slow, pairs = replace(FEW, slow_rank=5, places=((8, 2),)), {(1, 2): 1.9, (4, 0): 3.0}
+    cells = chain(make_cells(slow), make_pairs(6, pairs))
     drawn = report(write_record(tmp_path / "a.jsonl", cells))
     said = " ".join(texts(drawn))
     assert "Rank 5 of 8 on 2 nodes is slow" in said and "comes late" in said
@@ -162,7 +160,7 @@ def test_slow_links_and_slow_ranks_are_named(tmp_path):
         for column, square in enumerate(squares)
         if square is not None and square.is_marked
     }
-    assert marked == {(1, 2), (4, 0)}
+    assert marked == pairs.keys()
 
 
 def test_a_matrix_of_many_nodes_is_folded_and_keeps_its_slow_link(tmp_path):
@@ -242,8 +240,7 @@ def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
             record.refuse("all-reduce", "mpiddp double-tree", "needs a power of two", bytes=size)
         targets = [{"text": str(met), "met": met} for met in (True, False, None)]
         record.write("targets", targets=targets)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:-1]) + "\n")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     drawn = report(path)
     assert texts(drawn) == [
         "a is incomplete: the command did not come to its end",
@@ -297,14 +294,11 @@ def test_algorithms_of_ones_own_are_explained(tmp_path, star):
 
 
 def test_texts_of_records_are_harmless(tmp_path):
-    cells = [
-        cell(name, [1.0 + at], maker="gloo" if at == 0 else "") for at, name in enumerate(HOSTILE)
-    ]
-    path = tmp_path / "a.jsonl"
+    makers, path = ("gloo", "", "", ""), tmp_path / "a.jsonl"
     environment = {**ENVIRONMENT, "<b>": "<i>", "processor": "@script@<u>"}
     with open_record(path, "</title><x>", environment, {}) as record:
-        for each in cells:
-            record.add(each)
+        for at, (name, maker) in enumerate(zip(HOSTILE, makers, strict=True), 1):
+            record.add(cell(name, [float(at)], maker=maker))
         record.refuse("<q>", "<c>", "<r>")
     drawn = draw_report(report(path))
     for tag in ("<script>alert", "<img", "<i>x", "<u>", "<x>", "<q>", "<c>", "<r>", "<b>:"):
