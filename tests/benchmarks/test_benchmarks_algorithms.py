@@ -15,7 +15,7 @@ from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.training_step.contenders import QUANTITY as STEP
 from benchmarks.records import options
 from benchmarks.records.schema import read_record
-from benchmarks.study import explain, numerics, prove, simulate
+from benchmarks.study import explain, numerics, prices, prove, simulate
 from benchmarks.study import fastest as winners
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
@@ -34,8 +34,8 @@ def registered(own_registry):
 
 
 def test_everything_that_is_registered_is_proved_in_several_processes(tmp_path):
-    words = ["--ranks", "5", "--processes", "2"]
-    printed, record = record_benchmark(tmp_path / "proof.jsonl", "prove", *words)
+    path = tmp_path / "proof.jsonl"
+    printed, record = record_benchmark(path, "prove", "--ranks", "5", "--processes", "2")
     *verdicts, _ = record.others
     assert [verdict["algorithm"] for verdict in verdicts] == list(registry.names())
     for verdict in verdicts:
@@ -185,7 +185,7 @@ def simulate_record(tmp_path, *arguments):
     return {(cell.ranks, cell.contender, cell.at["bytes"]): cell for cell in cells}
 
 
-def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys):
+def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys, monkeypatch):
     record = simulate_record(tmp_path, "ring", "two-level", "--ranks", "8", "65536", "--bytes=1M")
     text = capsys.readouterr().out
     sources = {(ranks, cell.details["source"]) for (ranks, *_), cell in record.items()}
@@ -195,6 +195,12 @@ def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys):
     assert record[n, "ring", 2**20].samples == (pytest.approx(exact, rel=1e-12),)
     assert text.count("~") == 3
     assert "~ is the algorithm's closed form" in text
+    grids = []
+    monkeypatch.setattr(prices, "write_sheet", lambda *given: grids.append(given[1]))
+    simulate.main(["ring", "--ranks", "8", "--output", f"{tmp_path}/a.svg"])
+    [[[chart]]] = grids
+    # Large buffers take little more than the lower bound, 1 of it.
+    assert chart.mark[0] < chart.lines[0].points[1 << 28].median < 1.1 * chart.mark[0]
 
 
 def test_what_has_no_closed_form_is_said_and_a_registered_one_is_used(registered, tmp_path, capsys):
@@ -287,7 +293,7 @@ def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
     words = "--latency 5us --bandwidth 100Gbit --ranks-per-node 8"
     simulate.main(["--map", "--ranks", "4", "512", *words.split(),
                    "--output", str(plot), "--output", str(path)])  # fmt: skip
-    seen = (">The quickest ", ", 8 ranks on each node<", ">ranks<", ">buffer<", ">1 KiB<", ">1 GiB<")
+    seen = (">The quickest ", " ranks on each node<", ">ranks<", ">buffer<", ">1 KiB<", ">1 GiB<")
     text, picture = capsys.readouterr().out, check_drawing(plot, *seen)
     # More ranks stand higher, where y is less.
     few, many = (re.search(rf'y="([\d.]+)"[^>]*>{ranks}</text>', picture)[1] for ranks in (4, 512))
@@ -316,6 +322,7 @@ def test_what_leaves_a_rank_out_does_not_compete():
     # Powers of two, for which none of them has to fold ranks; --help says from where to where.
     assert all(ranks.bit_count() == 1 for ranks in (*usual.ranks, *mapped.ranks))
     assert (min(mapped.ranks), max(mapped.ranks)) == (2, 65536)
+    assert {simulate.PLOTTED_SIZES[0], simulate.PLOTTED_SIZES[-1]} <= {*simulate.SIZES}
 
 
 def test_regions_are_what_hangs_together():

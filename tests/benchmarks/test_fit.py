@@ -77,12 +77,8 @@ def test_a_planted_break_and_the_lines_beside_it_are_recovered(cost, seed):
 
 
 @settings(max_examples=15)
-@given(
-    latency=st.floats(1e-7, 1e-4),
-    rate=st.floats(1e7, 1e11),
-    seed=st.integers(0, 1 << 30),
-    factor=st.sampled_from([1.06, 2, 4]),
-)
+@given(latency=st.floats(1e-7, 1e-4), rate=st.floats(1e7, 1e11),
+       seed=st.integers(0, 1 << 30), factor=st.sampled_from([1.06, 2, 4]))  # fmt: skip
 def test_one_line_stays_one(latency, rate, seed, factor):
     sizes = 8 * factor ** np.arange(math.log(8 << 20, factor))
     noise = np.random.default_rng(seed).standard_normal(len(sizes))
@@ -104,8 +100,7 @@ def test_times_that_are_known_badly_weigh_little():
     sizes = 8 * 2.0 ** np.arange(16)
     times, errors = 1e-3 + sizes * 1e-7, np.where(sizes < 10000, 0.5, 0.0)
     noise = 1 + np.where(sizes < 10000, 0.5, 0.0) * np.random.default_rng(1).standard_normal(16)
-    points = list(map(Point, sizes, times * np.abs(noise), errors))
-    [line] = fit_segments(points)
+    [line] = fit_segments(list(map(Point, sizes, times * np.abs(noise), errors)))
     assert is_near(line.seconds_per_byte, 1e-7)
 
 
@@ -340,9 +335,8 @@ def test_connections_that_meet_at_a_port_share_it_evenly():
 
 @pytest.mark.parametrize("name", registry.names())
 @settings(max_examples=5)
-@given(
-    ranks=st.integers(2, 9), hosts=st.integers(1, 9), parts=st.integers(1, 5), machine=machines()
-)
+@given(ranks=st.integers(2, 9), hosts=st.integers(1, 9), parts=st.integers(1, 5),
+       machine=machines())  # fmt: skip
 def test_every_algorithm_ends_and_sends_no_more_than_it_must(name, ranks, hosts, parts, machine):
     nodes = split(ranks, min(hosts, ranks))
     schedule = build(name, ranks, nodes if name == "two-level" else None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks import __main__ as commands
 from benchmarks.records.contenders import shorten
 from benchmarks.records.material import read_material
-from benchmarks.records.schema import Cell, make_cell, open_record
+from benchmarks.records.schema import Cell, Coordinate, make_cell, open_record
 from benchmarks.records.statistics import spread
 from benchmarks.show import machine
 from benchmarks.show.charts import Bars, Chart, Grid, Section
@@ -76,18 +76,14 @@ def test_lines_are_medians_with_quartiles_of_the_rounds(tmp_path):
 
 
 def test_the_planted_winner_is_on_the_map_and_a_wrong_one_is_not(tmp_path):
-    fast = replace(FEW, factors={"mpiddp direct, mpi, private": 0.1}, rounds=12)
-    cells = list(make_cells(fast))
-    section = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce")
-    (winners,) = section.pictures
+    cells = list(make_cells(replace(FEW, factors={"mpiddp direct, mpi, private": 0.1}, rounds=12)))
+    (winners,) = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce").pictures
     assert isinstance(winners, Grid)
     assert winners.rows == ["2 ranks on 1 node", "8 ranks on 2 nodes"]
     assert {square.kind for row in winners.squares for square in row} == {"mpiddp direct"}
     assert not any(square.is_marked for row in winners.squares for square in row)
     wrong = [
-        replace(each, details={**each.details, "wrong": 3})
-        if each.contender.startswith("mpiddp direct")
-        else each
+        replace(each, details={**each.details, "wrong": 3 * ("mpiddp direct" in each.contender)})
         for each in cells
     ]
     drawn = report(write_record(tmp_path / "b.jsonl", wrong))
@@ -99,10 +95,8 @@ def test_the_planted_winner_is_on_the_map_and_a_wrong_one_is_not(tmp_path):
 
 def test_a_win_in_each_round_is_one_however_the_rounds_differ_and_one_by_chance_is_none(tmp_path):
     times, near = [1.0, 3.0, 1.5, 2.5, 1.2, 2.8, 1.1, 2.9], [1.0, 1.1, 0.9, 1.05, 1.0, 0.95, 1.02]
-    for one, other, is_marked in (
-        (times, [1.1 * each for each in times], False),
-        (near, [*near[1:], near[0]], True),
-    ):
+    slower, turned = [1.1 * each for each in times], [*near[1:], near[0]]
+    for one, other, is_marked in ((times, slower, False), (near, turned, True)):
         path = write_record(tmp_path / "a.jsonl", [cell("one", one), cell("other", other)])
         (winners,) = find(report(path), "all-reduce").pictures
         assert isinstance(winners, Grid) and winners.squares[0][0].is_marked == is_marked
@@ -186,8 +180,7 @@ def test_predictions_and_bounds_come_from_the_records_messages(tmp_path):
         next(line for line in find_chart(section, title).lines if line.name == ring.name)
         for title in ("Share of the bound", "Time")
     )
-    expected = bound / time_.points[16 * M].median
-    assert share.points[16 * M].median == pytest.approx(expected, rel=0.05)
+    assert share.points[16 * M].median * time_.points[16 * M].median == pytest.approx(bound, 0.05)
 
 
 def test_predictions_that_would_take_long_are_left_out(tmp_path, monkeypatch):
@@ -209,10 +202,8 @@ def test_predictions_that_would_take_long_are_left_out(tmp_path, monkeypatch):
 
 
 def test_probes_give_a_bound_where_no_messages_were_measured(tmp_path):
-    copy = make_cell(
-        [2.0], quantity="probe", contender="copy by torch", ranks=4,
-        at={"bytes": 2 * K, "type": "uint8"},
-    )  # fmt: skip
+    at: dict[str, Coordinate] = {"bytes": 2 * K, "type": "uint8"}
+    copy = make_cell([2.0], quantity="probe", contender="copy by torch", ranks=4, at=at)
     drawn = report(write_record(tmp_path / "a.jsonl", [cell("ours", [4.0]), copy]))
     (line,) = find_chart(find(drawn, "all-reduce"), "Share of the bound").lines
     assert line.points[K].median == 0.25
@@ -261,9 +252,8 @@ def test_stragglers_are_curves_of_accuracy_over_time(tmp_path):
     )  # fmt: skip
     (panel,) = find(report(write_record(tmp_path / "a.jsonl", [run])), "training").panels
     ((chart,), (line,)) = panel.charts, panel.charts[0].lines
-    assert chart.along == "s"
     found = {at: each.median for at, each in line.points.items()}
-    assert found == {2: 0.6, 3: pytest.approx(0.925)}
+    assert chart.along == "s" and found == {2: 0.6, 3: pytest.approx(0.925)}
 
 
 words = st.text("ab,: ", min_size=1, max_size=8)
