@@ -131,9 +131,8 @@ def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path, c
     lines = capsys.readouterr().out.splitlines()
     # A type's name stands over the middle one of its three columns.
     assert lines[2].rindex("bfloat16") + 1 == lines[3].rindex("in step")
-    rows = [line.split() for line in lines]
     for name in registry.names():
-        (first, second) = (row for row in rows if row[:1] == [name])
+        (first, second) = (line.split() for line in lines if line.split()[:1] == [name])
         assert len(first) == len(second) == 4 + 7
     found = read_record(record)
     assert [found.options[name] for name in ("seed", "elements", "scale")] == [3, 12, 1.0]
