@@ -238,7 +238,8 @@ def describe_value(value: float, unit: str) -> str:
         return describe_seconds(value) if value >= 0 else f"-{describe_seconds(-value)}"
     if unit == SHARE:
         return f"{value:.0%}"
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    # From 100 on, or 999.9 would be 1e+03.
+    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{text} {unit}" if unit != SPEED else f"{text} ×"
 
 

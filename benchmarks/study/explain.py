@@ -199,10 +199,8 @@ def build(options: ExplainOptions) -> Schedule:
     segments = options.choice.segments
     whole = replace(options.choice, segments=1).build(options.ranks, options.sizes)
     steps, chunks = len(whole.steps) + segments - 1, whole.chunks * segments
-    if (
-        whole.ranks * chunks * (steps + 1)
-        > MOST_CELLS["svg" if find(options.output, DIAGRAM) else "text"]
-    ):
+    most = MOST_CELLS["svg" if find(options.output, DIAGRAM) else "text"]
+    if whole.ranks * chunks * (steps + 1) > most:
         raise _too_large(f"{steps} steps of {whole.ranks} ranks with {chunks} chunks")
     return segment(whole, segments)
 

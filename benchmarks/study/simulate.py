@@ -34,7 +34,7 @@ from mpiddp.wording import print_text
 RANKS = (8, 64, 1024, 65536)
 MOST_RANKS = 1 << 24
 SIZES = (1 << 10, 1 << 20, 1 << 28)
-PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 29, 2))
+PLOTTED_SIZES = tuple(1 << exponent for exponent in range(10, 30, 2))
 
 
 @dataclass(frozen=True, kw_only=True)

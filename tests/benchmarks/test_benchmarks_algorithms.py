@@ -10,12 +10,12 @@ import pytest
 import documents
 import launchers
 import wrong_algorithms
-from benchmark_runs import record_benchmark
+from benchmark_runs import check_drawing, record_benchmark
 from benchmarks.measure.collectives.measurement import QUANTITIES
 from benchmarks.measure.training_step.contenders import QUANTITY as STEP
 from benchmarks.records import machines, options
 from benchmarks.records.schema import read_record
-from benchmarks.study import explain, numerics, prove, simulate
+from benchmarks.study import explain, numerics, prices, prove, simulate
 from benchmarks.study import fastest as winners
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
@@ -34,8 +34,8 @@ def registered(own_registry):
 
 
 def test_everything_that_is_registered_is_proved_in_several_processes(tmp_path):
-    words = ["--ranks", "5", "--processes", "2"]
-    printed, record = record_benchmark(tmp_path / "proof.jsonl", "prove", *words)
+    path = tmp_path / "proof.jsonl"
+    printed, record = record_benchmark(path, "prove", "--ranks", "5", "--processes", "2")
     *verdicts, _ = record.others
     assert [verdict["algorithm"] for verdict in verdicts] == list(registry.names())
     for verdict in verdicts:
@@ -52,9 +52,8 @@ def forget_the_way_back(n):
 
 def test_a_wrong_algorithm_is_found_by_being_registered(registered, capsys):
     registered("forgetful", forget_the_way_back)
-    with pytest.raises(ScheduleError) as caught:
+    with pytest.raises(ScheduleError, match="8 schedules"):
         prove.main(["--ranks", "3", "--processes", "1"])
-    assert "8 schedules" in str(caught.value)
     text = capsys.readouterr().out
     assert "forgetful, 2 ranks, 1 segment: at the end rank 1's sum of chunk 0 lacks rank 0" in text
     table = {line.split()[0]: line for line in text.splitlines()}
@@ -74,6 +73,8 @@ def test_a_choice_is_proved_in_its_segments_and_from_as_few_ranks_as_it_can_have
     assert dedicated.split()[:2] == ["central:servers=3", "4–6"]
     with pytest.raises(ConfigurationError, match="2 ranks can have 1 to 2 colocated servers"):
         prove.main(["direct:servers=3", "--ranks", "2"])
+    usual = f"For each number of ranks from 1 to {prove.parse_options([]).ranks} this proves"
+    assert usual in (launchers.ROOT / "docs/algorithms.md").read_text()
 
 
 def test_numbers_of_ranks_that_it_is_not_made_for_are_listed(registered, capsys):
@@ -172,8 +173,7 @@ def test_a_link_shared_by_the_ranks_of_a_node_can_be_quicker_than_one_rank(capsy
 
 
 def test_the_first_lines_can_be_looked_at_alone():
-    python = shlex.quote(sys.executable)
-    program = f"{python} -m benchmarks explain ring --ranks 40 | head -n 1"
+    program = f"{shlex.quote(sys.executable)} -m benchmarks explain ring --ranks 40 | head -n 1"
     result = launchers.execute("bash", "-c", program, timeout=160, cwd=launchers.ROOT)
     assert result.stdout.startswith("ring on 40 ranks")
     assert result.stderr == ""
@@ -186,7 +186,7 @@ def simulate_record(tmp_path, *arguments):
     return {(each.ranks, each.contender, each.at["bytes"]): each for each in cells}
 
 
-def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys):
+def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys, monkeypatch):
     record = simulate_record(tmp_path, "ring", "two-level", "--ranks", "8", "65536", "--bytes=1M")
     text = capsys.readouterr().out
     sources = {(ranks, cell.details["source"]) for (ranks, *_), cell in record.items()}
@@ -196,6 +196,12 @@ def test_prices_beyond_the_simulation_are_marked(tmp_path, capsys):
     assert record[n, "ring", 2**20].samples == (pytest.approx(exact, rel=1e-12),)
     assert text.count("~") == 3
     assert "~ is the algorithm's closed form" in text
+    grids = []
+    monkeypatch.setattr(prices, "write_sheet", lambda *given: grids.append(given[1]))
+    simulate.main(["ring", "--ranks", "8", "--output", f"{tmp_path}/a.svg"])
+    [[[chart]]] = grids
+    # Large buffers take little more than the lower bound, 1 of it.
+    assert chart.mark[0] < chart.lines[0].points[1 << 28].median < 1.1 * chart.mark[0]
 
 
 def test_what_has_no_closed_form_is_said_and_a_registered_one_is_used(registered, tmp_path, capsys):
@@ -229,6 +235,7 @@ def test_sizes_are_read(text, count):
 )  # fmt: skip
 def test_seconds_are_described(seconds, text):
     assert options.describe_seconds(seconds) == text
+    assert options.describe_value(-999.9, "GB/s") == "-1,000 GB/s"
 
 
 def documented_figures():
@@ -271,21 +278,14 @@ def test_times_and_rates_are_read(read, text, value):
 
 def lines(*figures):
     """Prices of algorithms of so many α and β each."""
-    return {
-        name: (lambda size, a=latency, b=per_byte: a + b * size)
-        for name, latency, per_byte in figures
-    }
+    return {name: (lambda size, a=a, b=b: a + b * size) for name, a, b in figures}
 
 
 def test_winners_change_where_their_lines_cross():
     prices = lines(("few", 1.0, 1.0), ("some", 1001.0, 0.5), ("many", 11001.0, 0.25))
-    found = list(winners.find_ranges(prices, (4, 1 << 20)))
+    found = [(each.name, each.low, each.high) for each in winners.find_ranges(prices, (4, 1 << 20))]
     # 1 + s = 1001 + s/2 at 2000 bytes, 1001 + s/2 = 11001 + s/4 at 40000; in whole elements.
-    assert found == [
-        winners.Range("few", 4, 2000),
-        winners.Range("some", 2004, 40000),
-        winners.Range("many", 40004, 1 << 20),
-    ]
+    assert found == [("few", 4, 2000), ("some", 2004, 40000), ("many", 40004, 1 << 20)]
     [equal] = winners.find_ranges(lines(("a", 1, 1), ("b", 1, 1)), (4, 64))
     assert equal.name == "a"
 
@@ -295,7 +295,18 @@ def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
     words = "--latency 5us --bandwidth 100Gbit --ranks-per-node 8"
     simulate.main(["--map", "--ranks", "4", "512", *words.split(),
                    "--output", str(plot), "--output", str(path)])  # fmt: skip
-    text, picture = capsys.readouterr().out, plot.read_text()
+    seen = (
+        ">The quickest ",
+        ", 8 ranks on each node<",
+        ">ranks<",
+        ">buffer<",
+        ">1 KiB<",
+        ">1 GiB<",
+    )
+    text, picture = capsys.readouterr().out, check_drawing(plot, *seen)
+    # More ranks stand higher, where y is less.
+    few, many = (re.search(rf'y="([\d.]+)"[^>]*>{ranks}</text>', picture)[1] for ranks in (4, 512))
+    assert float(few) > float(many)
     rows = [line for line in read_record(path).others if line["kind"] == "winners"]
     assert [row["ranks"] for row in rows] == [4, 512]
     for row in rows:
@@ -313,10 +324,14 @@ def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
 
 
 def test_what_leaves_a_rank_out_does_not_compete():
-    options_ = simulate.parse(["--map"])
-    assert "central" not in map(str, options_.choices)
+    usual, mapped = simulate.parse([]), simulate.parse(["--map"])
+    assert "central" not in map(str, mapped.choices)
     assert "central" in map(str, simulate.parse(["--map", "central"]).choices)
-    assert "central" in map(str, simulate.parse([]).choices)
+    assert "central" in map(str, usual.choices)
+    # Powers of two, for which none of them has to fold ranks; --help says from where to where.
+    assert all(ranks.bit_count() == 1 for ranks in (*usual.ranks, *mapped.ranks))
+    assert (min(mapped.ranks), max(mapped.ranks)) == (2, 65536)
+    assert {simulate.PLOTTED_SIZES[0], simulate.PLOTTED_SIZES[-1]} <= {*simulate.SIZES}
 
 
 def test_regions_are_what_hangs_together():
@@ -325,7 +340,5 @@ def test_regions_are_what_hangs_together():
         winners.FastestRow(4, 4, (winners.Range("b", 4, 80), winners.Range("a", 84, 256))),
         winners.FastestRow(8, 8, (winners.Range("a", 4, 256),)),
     ]
-    regions = [
-        [(place, each.name) for place, each in region] for region in winners.find_regions(rows)
-    ]
+    regions = [[(at, each.name) for at, each in region] for region in winners.find_regions(rows)]
     assert regions == [[(0, "a")], [(0, "b"), (1, "b")], [(1, "a"), (2, "a")]]

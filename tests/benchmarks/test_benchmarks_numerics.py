@@ -26,7 +26,6 @@ def _sum(name, rows, accumulation):
 # Sums by hand. From 2048 on float16 has even numbers only, and a tie goes to a multiple of 4:
 # 2048 + 1 = 2048, but 2048 + (1 + 1) = 2050.
 
-
 ONES = [[2048.0] * 3, [1.0] * 3, [1.0] * 3]
 HALVES = [[2048.0], [0.75], [0.5]]
 """The sum 2049.25 is nearer to 2050 than to 2048; each alone is lost."""
@@ -53,8 +52,7 @@ def test_float16_values_are_rounded_where_the_schedule_says(name, rows, accumula
 
 
 def test_the_errors_are_relative_to_the_sum_in_float64():
-    schedule = registry.parse("ring").build(3)
-    inputs = torch.tensor([[2048.0] * 3, [1.0] * 3, [1.0] * 3], dtype=torch.float16)
+    schedule, inputs = registry.parse("ring").build(3), torch.tensor(ONES, dtype=torch.float16)
     error = summation.measure(schedule, inputs, NATIVE)
     # Exact are 2050 everywhere; found are 2050, 2048, 2048.
     assert error.rms == pytest.approx(math.sqrt(4 + 4) / math.sqrt(3 * 2050**2))
@@ -82,9 +80,8 @@ def test_ranks_that_end_with_different_bits_are_named():
 
 def test_zeros_of_different_sign_are_different_bits_and_nans_are_not():
     schedule = registry.parse("one-shot").build(2)
-    zeros = torch.tensor([[0.0], [-0.0]], dtype=torch.float16)
     with pytest.raises(ScheduleError, match="different bits"):
-        summation.check_same_bits(schedule, zeros)
+        summation.check_same_bits(schedule, torch.tensor([[0.0], [-0.0]], dtype=torch.float16))
     nans = torch.tensor([[0x7E00], [-0x200]], dtype=torch.int16).view(torch.float16)
     assert nans.isnan().all()
     summation.check_same_bits(schedule, nans)
@@ -117,7 +114,8 @@ def test_the_measured_error_is_the_expected_one(name, dtype):
     schedule = registry.parse(name).build(16)
     inputs = summation.draw_inputs(16, 4096, seed=1).to(getattr(torch, dtype))
     order = summation.describe_order(schedule)
-    rounding = ROUNDING * torch.finfo(inputs.dtype).eps
+    assert torch.finfo(inputs.dtype).eps == numerics.EPSILONS[dtype]
+    rounding = ROUNDING * numerics.EPSILONS[dtype]
     for accumulation in summation.list_accumulations(dtype):
         error = summation.measure(schedule, inputs, accumulation)
         assert error.rms == pytest.approx(order.expect(accumulation) * rounding, rel=0.12)
@@ -130,9 +128,11 @@ SMALL = ["--ranks", "4", "2", "--elements", "12"]
 def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path, capsys):
     record, drawing = tmp_path / "numerics.jsonl", tmp_path / "numerics.svg"
     numerics.main([*SMALL, "--output", str(record), "--output", str(drawing), "--seed", "3"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    # A type's name stands over the middle one of its three columns.
+    assert lines[2].rindex("bfloat16") + 1 == lines[3].rindex("in step")
     for name in registry.names():
-        (first, second) = (row for row in rows if row[:1] == [name])
+        (first, second) = (line.split() for line in lines if line.split()[:1] == [name])
         assert len(first) == len(second) == 4 + 7
     found = read_record(record)
     assert [found.options[name] for name in ("seed", "elements", "scale")] == [3, 12, 1.0]
@@ -152,8 +152,7 @@ def test_the_command_prints_tables_and_writes_a_record_and_a_drawing(tmp_path, c
     numerics.main([*chosen, *SMALL, "--error", "largest"])
     text = capsys.readouterr().out
     assert text.count("ring:segments=2 ") == text.count("central ") == 2  # one for each of --ranks
-    assert "bfloat16" not in text and "one-shot" not in text
-    assert "worst element" in text
+    assert "bfloat16" not in text and "one-shot" not in text and "worst element" in text
 
 
 def test_an_overflow_is_shown_explained_and_no_cell_of_the_record(tmp_path, capsys):
@@ -167,7 +166,12 @@ def test_an_overflow_is_shown_explained_and_no_cell_of_the_record(tmp_path, caps
     assert drawing.read_bytes().startswith(b"\x89PNG")
 
 
-def test_lines_in_the_same_place_are_one_and_the_others_are_not():
+def test_lines_in_the_same_place_are_one_and_the_others_are_not(tmp_path, monkeypatch):
     series = {"a": [1.0, 2.0], "b": [1.01, 1.99], "c": [1.0, 3.0], "d": [math.nan, 2.0]}
     assert numerics.group_alike(series) == [["a", "b"], ["c"], ["d"]]
     assert numerics.group_alike({"a": [math.nan], "b": [math.nan]}) == [["a", "b"]]
+    colours = {}
+    monkeypatch.setattr(numerics, "write_sheet", lambda *given: colours.update(given[2]))
+    numerics.main(["ring", "naive-ring", *SMALL, "--output", f"{tmp_path}/a.svg"])
+    # Each line has the colour of its first algorithm, whatever it shares in this chart.
+    assert colours == {"ring": 0, "naive-ring": 1, "all": 0}

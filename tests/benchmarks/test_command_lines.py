@@ -77,8 +77,7 @@ OWN = [
     ("training-step --models convnet:megabytes=4", "found 'convnet:megabytes=4'"),
     ("training-step --sync parameter-server:place=here", "'place=here'"),
     ("training-step --sync parameter-server:staleness=never", "'staleness=never'"),
-    ("training-step --sync parameter-server:servers=3",
-     "2 ranks can have 1 to 2 colocated servers"),
+    ("training-step --sync parameter-server:servers=3", "can have 1 to 2 colocated servers"),
     ("training-step --sync parameter-server:servers=2,placement=dedicated --ranks 4 2",
      "2 ranks can have 1 to 1 dedicated servers, not 2"),
     ("training-step --sync central", "leaves out the gradients of 1 of 2 ranks"),
@@ -113,11 +112,11 @@ OWN = [
     ("simulate --output a.svg --bytes 1M", "a picture needs two sizes at least"),
     ("simulate --fit a --latency 5us", "--latency: the machine is that of --fit already"),
     ("simulate --fit /none/fit.json", "/none/fit.json cannot be read"),
-    ("simulate --map ring:segments=2 --ranks 2048",
-     "no algorithm has a closed form for 2048 ranks"),
+    ("simulate --map ring:segments=2 --ranks 2048", "no algorithm has a closed form for 2048"),
     ("numerics --elements 0", "--elements: expected an integer >= 1, found '0'"),
     ("export ring", "the following arguments are required: --output"),
     ("export central --output a.xml", "rank 7 of this one only serves"),
+    ("export ring --output /none/a.xml", "there is no directory /none"),
     ("export ring --output a.gaol", ".goal (a schedule for LogGOPSim), found 'a.gaol'"),
 ]  # fmt: skip
 """What one command alone refuses."""

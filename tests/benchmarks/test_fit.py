@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from dataclasses import astuple, replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -75,12 +76,8 @@ def test_a_planted_break_and_the_lines_beside_it_are_recovered(cost, seed):
 
 
 @settings(max_examples=15)
-@given(
-    latency=st.floats(1e-7, 1e-4),
-    rate=st.floats(1e7, 1e11),
-    seed=st.integers(0, 1 << 30),
-    factor=st.sampled_from([1.06, 2, 4]),
-)
+@given(latency=st.floats(1e-7, 1e-4), rate=st.floats(1e7, 1e11),
+       seed=st.integers(0, 1 << 30), factor=st.sampled_from([1.06, 2, 4]))  # fmt: skip
 def test_one_line_stays_one(latency, rate, seed, factor):
     sizes = 8 * factor ** np.arange(math.log(8 << 20, factor))
     noise = np.random.default_rng(seed).standard_normal(len(sizes))
@@ -178,7 +175,9 @@ def test_a_fit_without_a_link_prices_what_does_not_need_it(messages, tmp_path):
         fit.make_machine((2, 2))
 
 
-def test_the_command_says_what_it_found_and_reads_what_it_wrote(messages, fit, tmp_path, capsys):
+def test_what_is_found_is_said_drawn_and_written(messages, fit, tmp_path, capsys, monkeypatch):
+    drawn = Mock(wraps=command.write_sheet)
+    monkeypatch.setattr(command, "write_sheet", drawn)
     plot, output = tmp_path / "fit.svg", tmp_path / "fit.json"
     command.main([str(messages), "--output", str(output), "--output", str(plot)])
     assert read_fit(output) == fit
@@ -187,6 +186,18 @@ def test_the_command_says_what_it_found_and_reads_what_it_wrote(messages, fit, t
     assert "messages between nodes" in text and "additions" in text
     assert text.count(" change between ") == 2
     assert "messages inside a node" in plot.read_text()
+    charts = list(itertools.chain(*drawn.call_args.args[1]))
+    # Of messages in a node and between nodes, and of additions: times and errors.
+    assert [
+        sum(bool(each.mark) for each in charts),
+        sum(len(each.lines) > 1 for each in charts),
+    ] == [3, 3]
+    for chart in charts:
+        *fitted, measured = chart.lines
+        reached = set(itertools.chain(*(line.points for line in fitted)))
+        assert not fitted or {min(measured.points), max(measured.points)} <= reached
+        usual = quantile([each.median for each in measured.points.values()], 0.5)
+        assert not measured.is_joined and (not chart.mark or is_near(usual, chart.mark[0]))
     command.main([str(output)])
     assert capsys.readouterr().out == text
 
@@ -259,9 +270,8 @@ def test_halves_are_predicted_as_what_they_are(fit, tmp_path):
 def make_check(fit, **changes):
     [cell] = planted.make_all_reduces(MACHINE, ["ring"], [1 << 20], nodes=1)
     cell = replace(cell, **changes)
-    choice = find_choice(cell)
-    machine = fit.make_machine(split(cell.ranks, cell.nodes))
-    price = choice.prices([1 << 20], machine, split(cell.ranks, cell.nodes))[0]
+    choice, nodes = find_choice(cell), split(cell.ranks, cell.nodes)
+    price = choice.prices([1 << 20], fit.make_machine(nodes), nodes)[0]
     return cell, price, choice
 
 
@@ -343,9 +353,8 @@ def test_connections_that_meet_at_a_port_share_it_evenly():
 
 @pytest.mark.parametrize("name", registry.names())
 @settings(max_examples=5)
-@given(
-    ranks=st.integers(2, 9), hosts=st.integers(1, 9), parts=st.integers(1, 5), machine=machines()
-)
+@given(ranks=st.integers(2, 9), hosts=st.integers(1, 9), parts=st.integers(1, 5),
+       machine=machines())  # fmt: skip
 def test_every_algorithm_ends_and_sends_no_more_than_it_must(name, ranks, hosts, parts, machine):
     nodes = split(ranks, min(hosts, ranks))
     schedule = build(name, ranks, nodes if name == "two-level" else None)
@@ -369,9 +378,8 @@ def test_in_one_part_nothing_is_clearly_slower_than_step_after_step(name):
 def test_records_that_cannot_be_fitted_are_refused(messages, tmp_path):
     cells = read_record(messages).cells
     few = [cell for cell in cells if cell.at["bytes"] <= 9]
-    all_reduces = planted.make_all_reduces(MACHINE, ["ring"], [8])
     cases = {
-        "all-reduce": (all_reduces, "expected times of messages"),
+        "ring": (planted.make_all_reduces(MACHINE, ["ring"], [8]), "expected times of messages"),
         "few": (few, "times of messages inside a node: expected 3 sizes or more, found 2"),
         "others": (
             [replace(cell, contender=name) for name in ("Gloo", "NCCL") for cell in cells[:9]],
@@ -439,9 +447,8 @@ def test_collectives_over_shaped_links_come_out_as_they_are_priced(slurm_cluster
     fit = fit_records([messages], None, "float32")
     per_byte = fit.links["network"].segments[-1].seconds_per_byte
     assert per_byte == pytest.approx(8e-6 / rate, rel=0.2)
-    checks = [
-        check for check in check_record(fit, collectives) if check.cell.details["maker"] == "mpiddp"
-    ]
+    checks = check_record(fit, collectives)
+    checks = [check for check in checks if check.cell.details["maker"] == "mpiddp"]
     # The median: a machine with other things to do is late for one or the other.
     assert 0.85 <= quantile([check.ratio for check in checks], 0.5) <= 1.15
     for one, other in itertools.permutations(checks, 2):

@@ -3,12 +3,14 @@
 import re
 from itertools import chain, product
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from benchmark_runs import record_benchmark
 from benchmarks import __main__ as commands
 from benchmarks.records.schema import read_record
+from benchmarks.show import progress
 from benchmarks.study import export, prove
 from mpiddp.errors import ConfigurationError, ScheduleError
 from mpiddp.schedules import registry
@@ -176,8 +178,9 @@ def test_every_format_is_written(tmp_path, capsys):
     assert [line.split()[-1] for line in lines] == ["verdict", "proved", "proved"]
 
 
-def test_an_algorithm_of_your_own_joins_every_model(star, tmp_path, capsys):
-    picture = tmp_path / "star.svg"
+def test_an_algorithm_of_your_own_joins_every_model(star, tmp_path, capsys, monkeypatch):
+    picture, plan, bar = tmp_path / "star.svg", RECORDED / "msccl_tools_1step_3.xml", MagicMock()
+    monkeypatch.setattr(progress, "tqdm", bar)
     words = {
         "prove": ["--ranks", "5", "--processes", "1"],
         "explain": ["star", "--ranks", "3", "--output", str(picture)],
@@ -186,8 +189,10 @@ def test_an_algorithm_of_your_own_joins_every_model(star, tmp_path, capsys):
         "export": ["star", "--ranks", "3", "--output", str(tmp_path / "star-plan.xml")],
     }
     for command, rest in words.items():
-        commands.run([command, *rest, "--load", str(star)])
+        commands.run([command, *rest, "--load", str(star), str(plan)])
         assert "star" in capsys.readouterr().out, command
+        total = sum(call.kwargs["total"] for call in bar.call_args_list)
+        assert bar.return_value.__enter__.return_value.update.call_count == total, command
     assert picture.exists()
 
 
@@ -210,13 +215,12 @@ def test_plans_are_proved_side_by_side(tmp_path, capsys):
     with pytest.raises(ScheduleError, match="1 of 4 plans do not keep their promise"):
         prove.main(["--load", *files, str(odd), "--output", str(record)])
     lines = capsys.readouterr().out.splitlines()
-    assert [re.split("  +", line)[-1] for line in lines[1:5]] == [
-        "proved", "proved, bits differ", "WRONG", "not read",
-    ]  # fmt: skip
+    words = [re.split("  +", line)[-1] for line in lines[1:4]]
+    assert words == ["proved", "proved, bits differ", "WRONG"]
+    assert re.split("  +", lines[4]) == ["odd.xml", "not read"]
     assert lines[5] == "bits differ: every sum is complete, but ranks add in different orders"
     assert lines[6].startswith("mscclpp_reduce_tbg.json: race: rank 0, thread block 1, step 6")
     assert lines[7] == "odd.xml: expected an element algo, found topology"
-    plans = read_lines(record, "plan")
-    assert [plan["verdict"] for plan in plans][2:] == ["WRONG", "not read"]
+    assert [plan["verdict"] for plan in read_lines(record, "plan")][2:] == ["WRONG", "not read"]
     with pytest.raises(ConfigurationError, match=r"expected an element algo, found topology$"):
         prove.main(["--load", str(odd)])

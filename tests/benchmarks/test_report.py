@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks import __main__ as commands
 from benchmarks.records.contenders import shorten
 from benchmarks.records.material import read_material
-from benchmarks.records.schema import Cell, make_cell, open_record
+from benchmarks.records.schema import Cell, Coordinate, make_cell, open_record
 from benchmarks.records.statistics import spread
 from benchmarks.show import machine, progress
 from benchmarks.show.charts import Bars, Chart, Grid, Section
@@ -77,18 +77,14 @@ def test_lines_are_medians_with_quartiles_of_the_rounds(tmp_path):
 
 
 def test_the_planted_winner_is_on_the_map_and_a_wrong_one_is_not(tmp_path):
-    fast = replace(FEW, factors={"mpiddp direct, mpi, private": 0.1}, rounds=12)
-    cells = list(make_cells(fast))
-    section = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce")
-    (winners,) = section.pictures
+    cells = list(make_cells(replace(FEW, factors={"mpiddp direct, mpi, private": 0.1}, rounds=12)))
+    (winners,) = find(report(write_record(tmp_path / "a.jsonl", cells)), "all-reduce").pictures
     assert isinstance(winners, Grid)
     assert winners.rows == ["2 ranks on 1 node", "8 ranks on 2 nodes"]
     assert {square.kind for row in winners.squares for square in row} == {"mpiddp direct"}
     assert not any(square.is_marked for row in winners.squares for square in row)
     wrong = [
-        replace(each, details={**each.details, "wrong": 3})
-        if each.contender.startswith("mpiddp direct")
-        else each
+        replace(each, details={**each.details, "wrong": 3 * ("mpiddp direct" in each.contender)})
         for each in cells
     ]
     drawn = report(write_record(tmp_path / "b.jsonl", wrong))
@@ -100,10 +96,8 @@ def test_the_planted_winner_is_on_the_map_and_a_wrong_one_is_not(tmp_path):
 
 def test_a_win_in_each_round_is_one_however_the_rounds_differ_and_one_by_chance_is_none(tmp_path):
     times, near = [1.0, 3.0, 1.5, 2.5, 1.2, 2.8, 1.1, 2.9], [1.0, 1.1, 0.9, 1.05, 1.0, 0.95, 1.02]
-    for one, other, is_marked in (
-        (times, [1.1 * each for each in times], False),
-        (near, [*near[1:], near[0]], True),
-    ):
+    slower, turned = [1.1 * each for each in times], [*near[1:], near[0]]
+    for one, other, is_marked in ((times, slower, False), (near, turned, True)):
         path = write_record(tmp_path / "a.jsonl", [cell("one", one), cell("other", other)])
         (winners,) = find(report(path), "all-reduce").pictures
         square = winners.squares[0][0]
@@ -147,10 +141,8 @@ def test_the_headline_is_the_largest_size_that_is_settled(tmp_path):
 
 
 def test_slow_links_and_slow_ranks_are_named(tmp_path):
-    cells = chain(
-        make_cells(replace(FEW, slow_rank=5, places=((8, 2),))),
-        make_pairs(6, {(1, 2): 1.9, (4, 0): 3.0}),
-    )
+    slow, pairs = replace(FEW, slow_rank=5, places=((8, 2),)), {(1, 2): 1.9, (4, 0): 3.0}
+    cells = chain(make_cells(slow), make_pairs(6, pairs))
     drawn = report(write_record(tmp_path / "a.jsonl", cells))
     said = " ".join(texts(drawn))
     assert "Rank 5 of 8 on 2 nodes is slow" in said and "comes late" in said
@@ -191,8 +183,7 @@ def test_predictions_and_bounds_come_from_the_records_messages(tmp_path):
         next(line for line in find_chart(section, title).lines if line.name == ring.name)
         for title in ("Share of the bound", "Time")
     )
-    expected = bound / time_.points[16 * M].median
-    assert share.points[16 * M].median == pytest.approx(expected, rel=0.05)
+    assert share.points[16 * M].median * time_.points[16 * M].median == pytest.approx(bound, 0.05)
 
 
 def test_predictions_that_would_take_long_are_left_out(tmp_path, monkeypatch):
@@ -214,12 +205,10 @@ def test_predictions_that_would_take_long_are_left_out(tmp_path, monkeypatch):
 
 
 def test_probes_give_a_bound_where_no_messages_were_measured(tmp_path):
-    copy = make_cell(
-        [2.0], quantity="probe", contender="copy by torch", ranks=4,
-        at={"bytes": 2 * K, "type": "uint8"},
-    )  # fmt: skip
+    at: dict[str, Coordinate] = {"bytes": 2 * K, "type": "uint8"}
+    copy = make_cell([2.0], quantity="probe", contender="copy by torch", ranks=4, at=at)
     # More ranks write more in all.
-    cells = [cell("ours", [4.0]), copy, replace(copy, ranks=8, at={**copy.at, "bytes": 8 * K})]
+    cells = [cell("ours", [4.0]), copy, replace(copy, ranks=8, at={**at, "bytes": 8 * K})]
     drawn = report(write_record(tmp_path / "a.jsonl", cells))
     (line,) = find_chart(find(drawn, "all-reduce"), "Share of the bound").lines
     assert line.points[K].median == 0.25
@@ -232,12 +221,13 @@ def test_two_records_of_one_thing_are_two_lines_and_other_machines_a_warning(tmp
     second = write_record(tmp_path / "new.jsonl", [cell("ours", [2.0])], processor="other")
     drawn = report(first, second)
     assert drawn.words.startswith("2 cells of 2 records: ")
-    assert [line.name for line in find(drawn, "all-reduce").panels[0].charts[0].lines] == [
-        "ours (old)", "ours (new)",
-    ]  # fmt: skip
+    lines = find(drawn, "all-reduce").panels[0].charts[0].lines
+    assert [line.name for line in lines] == ["ours (old)", "ours (new)"]
     assert any("different machines" in text and "Processor" in text for text in texts(drawn))
     (fact,) = (fact for fact in drawn.machines if fact.name == "Processor")
     assert fact.must_agree and list(fact.texts) == ["EPYC 9654", "other"]
+    with pytest.raises(ConfigurationError, match=r"one machine .*, found EPYC .*; other"):
+        command.main([str(first), str(second), "--output", f"{tmp_path}/a.svg"])
 
 
 def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
@@ -249,8 +239,7 @@ def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
             record.refuse("all-reduce", "mpiddp double-tree", "needs a power of two", bytes=size)
         targets = [{"text": str(met), "met": met} for met in (True, False, None)]
         record.write("targets", targets=targets)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:-1]) + "\n")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     drawn = report(path)
     assert texts(drawn) == [
         "a is incomplete: the command did not come to its end",
@@ -272,9 +261,8 @@ def test_stragglers_are_curves_of_accuracy_over_time(tmp_path):
     )  # fmt: skip
     (panel,) = find(report(write_record(tmp_path / "a.jsonl", [run])), "training").panels
     ((chart,), (line,)) = panel.charts, panel.charts[0].lines
-    assert chart.along == "s"
     found = {at: each.median for at, each in line.points.items()}
-    assert found == {2: 0.6, 3: pytest.approx(0.925)}
+    assert chart.along == "s" and found == {2: 0.6, 3: pytest.approx(0.925)}
 
 
 words = st.text("ab,: ", min_size=1, max_size=8)
@@ -305,14 +293,11 @@ def test_algorithms_of_ones_own_are_explained(tmp_path, star):
 
 
 def test_texts_of_records_are_harmless(tmp_path):
-    cells = [
-        cell(name, [1.0 + at], maker="gloo" if at == 0 else "") for at, name in enumerate(HOSTILE)
-    ]
-    path = tmp_path / "a.jsonl"
+    makers, path = ("gloo", "", "", ""), tmp_path / "a.jsonl"
     environment = {**ENVIRONMENT, "<b>": "<i>", "processor": "@script@<u>"}
     with open_record(path, "</title><x>", environment, {}) as record:
-        for each in cells:
-            record.add(each)
+        for at, (name, maker) in enumerate(zip(HOSTILE, makers, strict=True), 1):
+            record.add(cell(name, [float(at)], maker=maker))
         record.refuse("<q>", "<c>", "<r>")
     drawn = draw_report(report(path))
     for tag in ("<script>alert", "<img", "<i>x", "<u>", "<x>", "<q>", "<c>", "<r>", "<b>:"):
