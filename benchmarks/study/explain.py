@@ -200,7 +200,7 @@ def build(options: ExplainOptions) -> Schedule:
     whole = replace(options.choice, segments=1).build(options.ranks, options.sizes)
     steps, chunks = len(whole.steps) + segments - 1, whole.chunks * segments
     most = MOST_CELLS["svg" if find(options.output, DIAGRAM) else "text"]
-    if whole.ranks * chunks * (steps + 1) > most:
+    if whole.ranks * chunks * steps > most:
         raise _too_large(f"{steps} steps of {whole.ranks} ranks with {chunks} chunks")
     return segment(whole, segments)
 
