@@ -296,13 +296,8 @@ def test_a_map_is_shown_drawn_and_written(tmp_path, capsys):
     simulate.main(["--map", "--ranks", "4", "512", *words.split(),
                    "--output", str(plot), "--output", str(path)])  # fmt: skip
     seen = (
-        ">The quickest ",
-        ", 8 ranks on each node<",
-        ">ranks<",
-        ">buffer<",
-        ">1 KiB<",
-        ">1 GiB<",
-    )
+        ">The quickest ", ", 8 ranks on each node<", ">ranks<", ">buffer<", ">1 KiB<", ">1 GiB<",
+    )  # fmt: skip
     text, picture = capsys.readouterr().out, check_drawing(plot, *seen)
     # More ranks stand higher, where y is less.
     few, many = (re.search(rf'y="([\d.]+)"[^>]*>{ranks}</text>', picture)[1] for ranks in (4, 512))

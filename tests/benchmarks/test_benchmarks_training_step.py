@@ -152,12 +152,10 @@ def test_a_table_has_parts_speed_efficiency_and_bytes():
     times = {BASE: [0.01] * 3, OWN_BASE: [0.01] * 3, FRAMEWORKS: [0.04] * 3}
     times |= {RING: [0.01, 0.02, 0.04], CENTRAL: [0.02] * 3}
     group = make(
-        times,
-        notes={RING: {"traffic": traffic, "overlap": "on"}},
+        times, notes={RING: {"traffic": traffic, "overlap": "on"}},
         refusals={Synchronisation("one-shot"): "no room"},
-        wrong={OWN: "the ranks' parameters differ"},
-        others_share=0.25,
-    )
+        wrong={OWN: "the ranks' parameters differ"}, others_share=0.25,
+    )  # fmt: skip
     text = tabulate([group], make_plan())
     # 20 ms; by rounds 4, 2 and 1 times as quick as the framework's; half of what one rank does.
     expected = "20.0 15.0–30.0 5.00 12.5 2.50 100 50% 2.00 on 2 KiB 4 KiB"

@@ -170,16 +170,12 @@ def test_a_diagram_has_an_arrow_for_each_message_and_ends_with_all_letters(name,
 
 
 DIAGRAMS = {
-    "ring": ["ring", "--ranks", "4"],
-    "central": ["central", "--ranks", "4"],
+    "ring": ["ring", "--ranks", "4"], "central": ["central", "--ranks", "4"],
     "two-level": ["two-level", "--ranks", "6", "--nodes", "2"],
-    "reduce": ["reduce", "--ranks", "4"],
-    "workflow": ["training-step", "--ranks", "4"],
-    "chain": ["naive-ring", "--ranks", "3"],
-    "ring-of-three": ["ring", "--ranks", "3"],
-    "tree": ["binomial-tree", "--ranks", "8"],
-    "doubling": ["recursive-doubling", "--ranks", "8"],
-}
+    "reduce": ["reduce", "--ranks", "4"], "workflow": ["training-step", "--ranks", "4"],
+    "chain": ["naive-ring", "--ranks", "3"], "ring-of-three": ["ring", "--ranks", "3"],
+    "tree": ["binomial-tree", "--ranks", "8"], "doubling": ["recursive-doubling", "--ranks", "8"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)

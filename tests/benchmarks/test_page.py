@@ -212,11 +212,9 @@ def compute(page: Page, choices: Sequence[str], setting: Setting) -> list[Any]:
         return {"latency": link.latency, "secondsPerByte": link.seconds_per_byte}
 
     machine = {
-        "between": spell(setting.machine.between),
-        "inside": spell(setting.machine.inside),
-        "addition": setting.machine.addition,
-        "nodes": setting.nodes,
-    }
+        "between": spell(setting.machine.between), "inside": spell(setting.machine.inside),
+        "addition": setting.machine.addition, "nodes": setting.nodes,
+    }  # fmt: skip
     return json.loads(page.run(COMPUTE, setting.ranks, setting.segments, choices, machine))
 
 
@@ -266,11 +264,9 @@ def test_a_page_of_another_collective_shows_that(page: Page, kind: Collective) -
         check(found, Choice(find(name), {}, 3, kind).build(5), setting)
     page.click("#end")
     ends = {
-        Collective.REDUCE: "the root has the whole sum",
-        Collective.BROADCAST: "has all of it",
-        Collective.REDUCE_SCATTER: "every owner",
-        Collective.ALL_GATHER: "every rank has all",
-    }
+        Collective.REDUCE: "the root has the whole sum", Collective.BROADCAST: "has all of it",
+        Collective.REDUCE_SCATTER: "every owner", Collective.ALL_GATHER: "every rank has all",
+    }  # fmt: skip
     assert ends[kind] in page.text(".words")
 
 

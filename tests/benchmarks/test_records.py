@@ -40,15 +40,12 @@ times = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=8)
 @st.composite
 def cells(draw) -> Cell:
     return make_cell(
-        draw(times),
-        quantity=draw(st.sampled_from(["all-reduce", "broadcast"])),
-        contender=draw(words),
-        ranks=draw(st.integers(4, 64)),
-        nodes=draw(st.integers(1, 4)),
+        draw(times), quantity=draw(st.sampled_from(["all-reduce", "broadcast"])),
+        contender=draw(words), ranks=draw(st.integers(4, 64)), nodes=draw(st.integers(1, 4)),
         at={"bytes": draw(st.integers(1, 1 << 40)), "type": "float32"},
         by_rank=tuple(map(summarize, draw(st.lists(times, max_size=3)))),
         details={"ran": draw(words), "wrong": 0},
-    )
+    )  # fmt: skip
 
 
 @given(st.lists(cells(), max_size=3))

@@ -242,12 +242,10 @@ def test_what_was_refused_failed_or_cut_off_is_said_first(tmp_path):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     drawn = report(path)
     assert texts(drawn) == [
-        "a is incomplete: the command did not come to its end",
-        "1 of 3 targets missed",
-        "Refused, and so not measured: 1 contender",
-        "Slower than what it could be made of",
+        "a is incomplete: the command did not come to its end", "1 of 3 targets missed",
+        "Refused, and so not measured: 1 contender", "Slower than what it could be made of",
         "In 1 of 1 cell the time was spent before the interval of the median was narrow",
-    ]
+    ]  # fmt: skip
     assert [alert.is_bad for alert in drawn.alerts] == [True, True, True, False, False]
     reason = "mpiddp double-tree: all-reduce: needs a power of two (2 times)"
     assert drawn.alerts[2].lines == [reason]

@@ -94,11 +94,9 @@ def test_what_is_faster_by_chance_among_many_is_not_chosen():
 )
 def test_it_may_be_slower_in_no_kind_of_buffer(shared, chosen):
     found = judge(
-        make_rule(10e-6),
-        make_cell(DIRECT, 5e-6),
-        make_rule(10e-6, buffer="shared"),
+        make_rule(10e-6), make_cell(DIRECT, 5e-6), make_rule(10e-6, buffer="shared"),
         make_cell(DIRECT, shared, buffer="shared"),
-    )
+    )  # fmt: skip
     assert found.chosen == chosen
 
 

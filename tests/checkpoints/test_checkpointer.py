@@ -76,12 +76,10 @@ def train(session: mpiddp.Session, folder: Path, kind: str, steps: int) -> dict[
             losses.append(loss.item())
             checkpointer.save(step, losses=losses)
     return {
-        "begun": begun,
-        "losses": losses if session.world.rank == 0 else None,
-        "rate": schedule.get_last_lr(),
-        "random": torch.rand(3).tolist(),
+        "begun": begun, "losses": losses if session.world.rank == 0 else None,
+        "rate": schedule.get_last_lr(), "random": torch.rand(3).tolist(),
         "state": digest(model, optimizer),
-    }
+    }  # fmt: skip
 
 
 def load(session: mpiddp.Session | None, folder: Path, kind: str) -> tuple[int, str]:

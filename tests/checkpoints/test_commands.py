@@ -55,11 +55,9 @@ def test_what_is_damaged_or_unfinished_says_so(folder, capsys):
     assert states == [
         f"1 attempt-1 damaged: {SHARD}: has changed",
         "1 attempt-1 damaged: more does not belong to it, and 1 more",
-        "damaged: manifest.json is missing",
-        "1 attempt-1 valid",
-        "set aside: first, and 1 more",
+        "damaged: manifest.json is missing", "1 attempt-1 valid", "set aside: first, and 1 more",
         "partial: being written or removed, or left over",
-    ]
+    ]  # fmt: skip
     assert "valid by its files' sizes" in read(folder, capsys, is_quick=True)[0]
     assert sorted(folder.rglob("*")) == before
 

@@ -168,12 +168,10 @@ def test_damaged_ones_alone_are_no_fresh_start(folder: Path) -> None:
 
 
 HOSTILE = {
-    "function": pickle.dumps(Hostile()),
-    "module": b"cos\nsystem\n(S'touch /tmp/hostile'\ntR.",
+    "function": pickle.dumps(Hostile()), "module": b"cos\nsystem\n(S'touch /tmp/hostile'\ntR.",
     "attribute": b"\x80\x04\x8c\x05torch\x8c\x0bSize.mro.x\x93.",
-    "other type": pickle.dumps({"a": 1}),
-    "empty": b"",
-}
+    "other type": pickle.dumps({"a": 1}), "empty": b"",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -30,11 +30,9 @@ OPTIMIZERS = {
 }
 """All of torch's."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    "SGD": {"lr": 0.01, "momentum": 0.9},
-    "LBFGS": {"lr": 0.1, "max_iter": 3, "history_size": 4},
-    "Muon": {"lr": 0.01},
-    "SparseAdam": {"lr": 0.01},
-}
+    "SGD": {"lr": 0.01, "momentum": 0.9}, "LBFGS": {"lr": 0.1, "max_iter": 3, "history_size": 4},
+    "Muon": {"lr": 0.01}, "SparseAdam": {"lr": 0.01},
+}  # fmt: skip
 STEPS = 4
 expect_equal = partial(assert_close, rtol=0, atol=0)
 """Bit for bit, types included."""
@@ -289,19 +287,15 @@ def make_state() -> dict[str, Any]:
         "thin": torch.arange(3.0).as_strided((3, 1), (1, 7)),
         "one row": torch.arange(3.0).as_strided((1, 3), (1, 1)),
         "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 3),
-        "windows": torch.arange(8).unfold(0, 3, 1),
-        "conjugate": torch.tensor([5 + 6j]).conj(),
+        "windows": torch.arange(8).unfold(0, 3, 1), "conjugate": torch.tensor([5 + 6j]).conj(),
         "negative": torch.tensor([1 + 2j]).conj().imag,
         "parts": [buffer[:2], buffer[1:], buffer.t(), buffer.view(torch.int32)[3]],
         "numbers": (torch.view_as_real(numbers), numbers, numbers.conj()),
-        "alike": {"one": alike, "other": alike},
-        "apart": list(torch.arange(12.0).view(3, 4)),
-        "leaf": torch.ones(2, requires_grad=True),
-        "parameter": nn.Parameter(torch.ones(2)),
+        "alike": {"one": alike, "other": alike}, "apart": list(torch.arange(12.0).view(3, 4)),
+        "leaf": torch.ones(2, requires_grad=True), "parameter": nn.Parameter(torch.ones(2)),
         "frozen": nn.Parameter(torch.ones(2, 3).t(), requires_grad=False),
-        "bits": torch.tensor([float("nan"), -0.0, float("inf")]),
-        "nothing": torch.empty(0, 3).t(),
-    }
+        "bits": torch.tensor([float("nan"), -0.0, float("inf")]), "nothing": torch.empty(0, 3).t(),
+    }  # fmt: skip
 
 
 def flatten(state: Any) -> list[torch.Tensor]:

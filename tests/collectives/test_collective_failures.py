@@ -24,11 +24,9 @@ copies from."""
 
 # By transport: launcher, number of ranks, variables.
 JOBS: dict[str, tuple[str, int, dict[str, str]]] = {
-    "shared-memory": ("openmpi", 2, {}),
-    "mpi": ("openmpi", 2, {}),
-    "torch": ("mpich", 2, {}),
+    "shared-memory": ("openmpi", 2, {}), "mpi": ("openmpi", 2, {}), "torch": ("mpich", 2, {}),
     "shared-memory+mpi": ("mpich", 3, TWO_NODES),
-}
+}  # fmt: skip
 USUAL = ("is stopped", "shared-memory")
 
 

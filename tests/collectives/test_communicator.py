@@ -52,11 +52,9 @@ def make_buffer(communicator, kind: str, count: int, dtype: torch.dtype) -> torc
 def test_any_call_keeps_its_promise_on_any_layout(nodes, kind, data):
     longest = data.draw(st.sampled_from([16, 4096, 1 << 30]), "longest message")
     crew = Crew(
-        nodes,
-        can_copy=data.draw(st.booleans(), "can copy"),
-        longest=longest,
+        nodes, can_copy=data.draw(st.booleans(), "can copy"), longest=longest,
         flows=data.draw(st.booleans(), "flows"),
-    )
+    )  # fmt: skip
     counts = [0, 1, 3, 100] if longest < 4096 else [0, 1, 100, 20_000]
     possible = crew.communicators[0].layout.transports
     transport = data.draw(st.sampled_from(["auto", *possible]), "transport")

@@ -14,11 +14,9 @@ from doctors import CHECKS, NO_TORCH, PATCHED, examine
 from facts import messages
 
 SECRETS = {
-    "AWS_SECRET_ACCESS_KEY": "hidden-aws-0c0ffee",
-    "WANDB_API_KEY": "hidden-wandb-0c0ffee",
-    "NCCL_FOO_TOKEN": "hidden-nccl-0c0ffee",
-    "OMPI_MCA_foo_password": "hidden-mca-0c0ffee",
-}
+    "AWS_SECRET_ACCESS_KEY": "hidden-aws-0c0ffee", "WANDB_API_KEY": "hidden-wandb-0c0ffee",
+    "NCCL_FOO_TOKEN": "hidden-nccl-0c0ffee", "OMPI_MCA_foo_password": "hidden-mca-0c0ffee",
+}  # fmt: skip
 ROOT = launchers.ROOT
 
 

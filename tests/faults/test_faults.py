@@ -105,13 +105,10 @@ def check(fault: str, wanted: dict[str, Any], laboratory: Laboratory) -> Record:
 ATTEMPTS = (
     ("kill", {"launcher": "openmpi", "moment": "step", "ranks": 2}),
     ("kill", {"launcher": "mpich", "moment": "start"}),
-    ("disk", {"kind": "full", "policy": "continue"}),
-    ("disk", {"kind": "quota", "policy": "stop"}),
-    ("signal", {"way": "one rank"}),
-    ("signal", {"way": "start-up"}),
-    ("still", {"way": "stopped", "victim": 0}),
-    ("endless", {"action": "spin"}),
-)
+    ("disk", {"kind": "full", "policy": "continue"}), ("disk", {"kind": "quota", "policy": "stop"}),
+    ("signal", {"way": "one rank"}), ("signal", {"way": "start-up"}),
+    ("still", {"way": "stopped", "victim": 0}), ("endless", {"action": "spin"}),
+)  # fmt: skip
 SAVE = ("save", {"point": "shards"})
 
 
@@ -127,11 +124,9 @@ def test_an_attempt_passes(fault: str, wanted: dict[str, Any], laboratory: Labor
 
 
 CANCELS = (
-    ("openmpi", ("INT", "KILL", "KILL below")),
-    ("mpich", ("TERM", "KILL", "KILL below")),
-    ("srun", ("scancel", "HUP", "KILL below")),
-    ("hosts", ("INT", "KILL", "KILL below")),
-)
+    ("openmpi", ("INT", "KILL", "KILL below")), ("mpich", ("TERM", "KILL", "KILL below")),
+    ("srun", ("scancel", "HUP", "KILL below")), ("hosts", ("INT", "KILL", "KILL below")),
+)  # fmt: skip
 
 
 @pytest.mark.slurm

@@ -33,11 +33,9 @@ RANKS = 2
 # kill -9 of one rank, at any moment, or in the middle of a save.
 
 EARLY_ENDS = {
-    4: "ended by --timeout",
-    14: "ended by MPI",
-    128 + signal.SIGTERM: "ended by srun",
+    4: "ended by --timeout", 14: "ended by MPI", 128 + signal.SIGTERM: "ended by srun",
     128 + signal.SIGKILL: "ended by srun, or by --timeout",
-}
+}  # fmt: skip
 """By exit code, how a job under srun ends whose ranks do not know each other yet: they did not find
 each other in time; Open MPI gave up in MPI_Init (MPI_ERR_UNKNOWN); srun's signal ended the others;
 or the victim's own, the highest. Nothing of mpiddp can tell the others: its limits are for later.
@@ -324,12 +322,10 @@ def cut_link(
 def choose_endless(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
     ranks = dice.choice(parameters["ranks"])
     return {
-        "action": ("spin", "hold_lock")[number % 2],
-        "ranks": ranks,
-        "victim": 0 if number // 2 % 2 else dice.randrange(ranks),
-        "step": dice.randint(1, 60),
+        "action": ("spin", "hold_lock")[number % 2], "ranks": ranks,
+        "victim": 0 if number // 2 % 2 else dice.randrange(ranks), "step": dice.randint(1, 60),
         "seconds": parameters["seconds"],
-    }
+    }  # fmt: skip
 
 
 def attempt_endless(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path) -> Finding:
@@ -359,11 +355,9 @@ REPORT = re.compile(r"a checkpoint in \S+ could not be written: .*the older ones
 
 def choose_disk(dice: Random, number: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "kind": KINDS[number % 2],
-        "policy": POLICIES[number // 2 % 2],
-        "save": dice.randint(2, 4),
+        "kind": KINDS[number % 2], "policy": POLICIES[number // 2 % 2], "save": dice.randint(2, 4),
         "rank": dice.randrange(RANKS),
-    }
+    }  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -124,14 +124,12 @@ def test_this_machine_alone_needs_other_ssh(case, tmp_path, monkeypatch):
 
 
 PLANS = {
-    "a:3,b:1": ({}, "a:3,b:1"),
-    "a:4,b:4,c:4": ({"nodes": 2}, "a:4,b:4"),
+    "a:3,b:1": ({}, "a:3,b:1"), "a:4,b:4,c:4": ({"nodes": 2}, "a:4,b:4"),
     "a:8,b:2": ({"ranks": 10, "without": ["a"]}, "b:2"),
     "a:2,b:2,c:2": ({"without": [], "silent": ["b"]}, "a:2,c:2"),
     "a:1,b:1,c:1": ({"nodes": 2, "preflight": True, "silent": ["b"]}, "a:1,c:1"),
-    "PBS": ({"ranks": 4}, "a:2,b:2"),
-    "a,b": ({"ranks": 6, "dry_run": True}, "a:3,b:3"),
-}
+    "PBS": ({"ranks": 4}, "a:2,b:2"), "a,b": ({"ranks": 6, "dry_run": True}, "a:3,b:3"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("hosts", PLANS)

@@ -18,10 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SHOWN = "CUDA|NCCL|NVIDIA|LD_|PATH|HOME|TMP|LANG|OMP|PYTHON|TORCH|SLURM"
 """How the names of variables begin that are printed, but for secrets."""
 COMMANDS = (
-    "date; uname -a; id -un; nproc; free -g | head -2; cat /etc/os-release | head -2",
-    "nvidia-smi",
-    "nvidia-smi -q -d CLOCK,POWER,ECC | head -60",
-    "ls -l /dev/nvidia* /proc/driver/nvidia/gpus",
+    "date; uname -a; id -un; nproc; free -g | head -2; cat /etc/os-release | head -2", "nvidia-smi",
+    "nvidia-smi -q -d CLOCK,POWER,ECC | head -60", "ls -l /dev/nvidia* /proc/driver/nvidia/gpus",
     "ldconfig -p | grep -E 'nvidia-ml|libcuda[.]|libmpi'",
     "df -h / /tmp /dev/shm; ulimit -a | grep -E 'locked|open files|stack'",
     "ip -br address || cat /proc/net/dev",
@@ -30,7 +28,7 @@ COMMANDS = (
     f"env | grep -E '^({SHOWN})' | grep -Ev '^[A-Z_]*(JWT|TOKEN|SECRET|PASSWORD|KEY)' | sort",
     f"{sys.executable} -m pip --disable-pip-version-check list",
     f"git -C {ROOT} log -1 --oneline; git -C {ROOT} status --short | head",
-)
+)  # fmt: skip
 SECONDS = 10
 # Linux: net/if.h, bits/ioctls.h.
 GET_FLAGS, SET_FLAGS, IS_UP, REQUEST = 0x8913, 0x8914, 1, struct.Struct("16sh22x")

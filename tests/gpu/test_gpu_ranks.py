@@ -91,15 +91,11 @@ def test_a_rank_that_stays_away_ends_the_job_with_a_report(over_nccl, what, impl
 
 
 SYNCS = (
-    ("--sync", "framework"),
-    ("--sync", "ring", "--overlap", "off"),
-    ("--sync", "ring", "--overlap", "on"),
-    ("--sync", "direct", "--overlap", "off"),
-    ("--sync", "ring", "--wire-dtype", "bfloat16"),
-    ("--sync", "direct", "--wire-dtype", "float16"),
-    ("--sync", "parameter-server"),
-    ("--sync", "parameter-server", "--staleness", "2"),
-)
+    ("--sync", "framework"), ("--sync", "ring", "--overlap", "off"),
+    ("--sync", "ring", "--overlap", "on"), ("--sync", "direct", "--overlap", "off"),
+    ("--sync", "ring", "--wire-dtype", "bfloat16"), ("--sync", "direct", "--wire-dtype", "float16"),
+    ("--sync", "parameter-server"), ("--sync", "parameter-server", "--staleness", "2"),
+)  # fmt: skip
 """The second and the third come to the same bits: only when they travel differs."""
 
 

@@ -89,11 +89,9 @@ JobId=43 ArrayJobId=42 ArrayTaskId=0 JobName=train
 def describe_job(nodes: Sequence[tuple[str, str]], cpus: str) -> dict[str, str]:
     """What Slurm exports to a job."""
     return {
-        "SLURM_JOB_ID": "42",
-        "SLURM_JOB_NODELIST": ",".join(hosts for hosts, _ in nodes),
-        "SLURM_JOB_CPUS_PER_NODE": cpus,
-        "SLURM_TASKS_PER_NODE": f"1(x{len(nodes)})",
-    }
+        "SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": ",".join(hosts for hosts, _ in nodes),
+        "SLURM_JOB_CPUS_PER_NODE": cpus, "SLURM_TASKS_PER_NODE": f"1(x{len(nodes)})",
+    }  # fmt: skip
 
 
 LINKS = {"jobs", "mpiddp", "benchmarks"}

@@ -98,13 +98,10 @@ def checkout(tmp_path) -> Checkout:
     release.write_text("ID=debian\n")
     log = tmp_path / "log"
     environment = {
-        "PATH": f"{path}{os.pathsep}{tools}",
-        "HOME": str(tmp_path),
-        "OS_RELEASE": str(release),
-        "FAKE_LOG": str(log),
-        "FAKE_MPIRUN": str(FAKES / "mpirun"),
+        "PATH": f"{path}{os.pathsep}{tools}", "HOME": str(tmp_path), "OS_RELEASE": str(release),
+        "FAKE_LOG": str(log), "FAKE_MPIRUN": str(FAKES / "mpirun"),
         "FAKE_CONSTRAINTS": str(launchers.ROOT / "constraints.txt"),
-    }
+    }  # fmt: skip
     made = Checkout(root, path, log, environment)
     made.program("id", 'echo "${FAKE_USER:-1000}"')
     made.program("shellcheck", 'exit "${FAKE_SHELLCHECK_STATUS:-0}"')

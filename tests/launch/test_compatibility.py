@@ -55,31 +55,24 @@ def launcher(key: str, name: str, managers: str = "", size: int | None = 4) -> L
 LAUNCHERS = {
     "mpirun": launcher("openmpi", "Open MPI's mpirun", "pmix"),
     "mpiexec": launcher("hydra", "MPICH's mpiexec (Hydra)", "pmi"),
-    "srun pmix": launcher("slurm", "srun", "pmix"),
-    "srun pmi2": launcher("slurm", "srun", "pmi"),
-    "srun none": launcher("slurm", "srun"),
-    "flux": launcher("flux", "Flux", "pmi"),
-    "pals": launcher("pals", "HPE PALS", "pmi"),
-    "jsm": launcher("jsm", "IBM JSM (jsrun)"),
+    "srun pmix": launcher("slurm", "srun", "pmix"), "srun pmi2": launcher("slurm", "srun", "pmi"),
+    "srun none": launcher("slurm", "srun"), "flux": launcher("flux", "Flux", "pmi"),
+    "pals": launcher("pals", "HPE PALS", "pmi"), "jsm": launcher("jsm", "IBM JSM (jsrun)"),
     "torchrun": launcher("torchrun", "torchrun"),
     "torchrun in a step": launcher("torchrun", "torchrun", "pmix"),
-}
+}  # fmt: skip
 
 # Libraries that can't join what the launcher offers. JSM brings its own PMIx library: it is
 # believed, and the size is compared once MPI is up. torchrun in a step of srun's passes on what
 # srun offers.
 REFUSED = {
-    "mpirun": {"mpich"},
-    "mpiexec": {"open mpi 5", "open mpi 4"},
-    "srun pmix": {"mpich"},
+    "mpirun": {"mpich"}, "mpiexec": {"open mpi 5", "open mpi 4"}, "srun pmix": {"mpich"},
     "srun pmi2": {"open mpi 5", "open mpi 4"},
     "srun none": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix", "intel"},
-    "flux": {"open mpi 5", "open mpi 4"},
-    "pals": {"open mpi 5", "open mpi 4"},
-    "jsm": set(),
+    "flux": {"open mpi 5", "open mpi 4"}, "pals": {"open mpi 5", "open mpi 4"}, "jsm": set(),
     "torchrun": {"open mpi 5", "open mpi 4", "mpich", "mpich with pmix", "intel"},
     "torchrun in a step": {"mpich"},
-}
+}  # fmt: skip
 
 SLURM_21 = """\
 MPI types are...

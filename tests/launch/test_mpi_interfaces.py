@@ -44,11 +44,9 @@ LOCAL = find_launcher(
     {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 )
 INTERFACES = (
-    Interface("lo", ("127.0.0.1",)),
-    Interface("aa0", ("10.66.0.1",)),
-    Interface("ens1", ("10.77.0.1",)),
-    Interface("ens2", ("10.78.0.1",)),
-)
+    Interface("lo", ("127.0.0.1",)), Interface("aa0", ("10.66.0.1",)),
+    Interface("ens1", ("10.77.0.1",)), Interface("ens2", ("10.78.0.1",)),
+)  # fmt: skip
 WAYS = {"n2": "10.77.0.1", "n3": "10.78.0.1", "self": "127.0.0.1", "unknown": None}
 
 

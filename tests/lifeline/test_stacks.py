@@ -128,11 +128,9 @@ def test_the_whole_stack():
     lines = describe(found, is_full=True).splitlines()
     assert lines[0] == "  rank 0 on node0  all_reduce, train.py:80"
     assert lines[1:5] == [
-        f"      all_reduce, {C10D}:3252",
-        f"      wrapper, {TORCH}/distributed/c10d_logger.py:83",
-        "      train, /home/me/train.py:80",
-        "      <module>, /home/me/train.py:9",
-    ]
+        f"      all_reduce, {C10D}:3252", f"      wrapper, {TORCH}/distributed/c10d_logger.py:83",
+        "      train, /home/me/train.py:80", "      <module>, /home/me/train.py:9",
+    ]  # fmt: skip
     assert lines[5] == "  rank 1 on node0  all_reduce, train.py:80"
 
 

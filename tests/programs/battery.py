@@ -60,13 +60,9 @@ def list_moves(size: int, transports: tuple[str, ...]) -> dict[str, tuple[Any, .
     what += [("broadcast", name) for name in ROOTED]
     types = ("float64", "bfloat16", "int32", "uint8", "bool", "int16", "complex64")
     return {
-        "what": tuple(what),
-        "transport": transports,
-        "type": types,
-        "count": COUNTS,
-        "memory": MEMORY,
-        "root": tuple(range(size)),
-    }
+        "what": tuple(what), "transport": transports, "type": types, "count": COUNTS,
+        "memory": MEMORY, "root": tuple(range(size)),
+    }  # fmt: skip
 
 
 LISTS = {

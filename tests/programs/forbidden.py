@@ -52,11 +52,9 @@ class _Filter(ctypes.Structure):
 def forbid(call: int) -> None:
     """Let this system call fail, for this process, for good."""
     lines = [
-        (LOAD, 0, 0, 0),
-        (JUMP_IF_EQUAL, 1, 0, call),
-        (RETURN, 0, 0, SECCOMP_RET_ALLOW),
+        (LOAD, 0, 0, 0), (JUMP_IF_EQUAL, 1, 0, call), (RETURN, 0, 0, SECCOMP_RET_ALLOW),
         (RETURN, 0, 0, SECCOMP_RET_ERRNO | errno.EPERM),
-    ]
+    ]  # fmt: skip
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
     program = _Filter(len(lines), ctypes.cast(code, ctypes.c_void_p))
     control(PR_SET_NO_NEW_PRIVS, 1)

@@ -142,13 +142,11 @@ def test_whatever_a_file_holds(name, data, tmp_path):
 def test_what_is_no_file_is_not_waited_for(name, tmp_path):
     path = tmp_path / "run" / KINDS[name].name
     makers = {
-        "directory": path.mkdir,
-        "pipe": lambda: os.mkfifo(path),
-        "loop": lambda: path.symlink_to(path),
-        "endless": lambda: path.symlink_to("/dev/zero"),
+        "directory": path.mkdir, "pipe": lambda: os.mkfifo(path),
+        "loop": lambda: path.symlink_to(path), "endless": lambda: path.symlink_to("/dev/zero"),
         "empty": path.touch,
         "large": lambda: path.write_bytes(b"") or os.truncate(path, MOST_BYTES + 1),
-    }
+    }  # fmt: skip
     for what, make in makers.items():
         shutil.rmtree(path.parent, ignore_errors=True)
         path.parent.mkdir()

@@ -24,12 +24,10 @@ PRINTED = {
 }
 """What some print. All but the first run on the ranks of a pool, which saves a launch."""
 MEASURED = {
-    "cifar_fsdp": ("test_accuracy", 0.5, 1.0),
-    "own_data": ("test_accuracy", 0.9, 1.0),
-    "own_loop": ("test_accuracy", 0.9, 1.0),
-    "small_gpt": ("test_loss", 0.0, 4.5),
+    "cifar_fsdp": ("test_accuracy", 0.5, 1.0), "own_data": ("test_accuracy", 0.9, 1.0),
+    "own_loop": ("test_accuracy", 0.9, 1.0), "small_gpt": ("test_loss", 0.0, 4.5),
     "own_loss": ("test_mean_error", 0.0, 0.1),
-}
+}  # fmt: skip
 """A value of the last row of the only run, and its bounds."""
 
 

@@ -73,15 +73,11 @@ def test_data_types_and_licences_are_inside(members, wheel):
     assert {"slurm.sh", "train.sbatch"} < jobs
     assert {f"{folder}/{name}" for folder, name in PAGES.items()} < pages
     assert data == {
-        *(f"{CHECKOUT}/jobs/{name}" for name in jobs),
-        *(f"{CHECKOUT}/{name}" for name in pages),
-        f"{CHECKOUT}/benchmarks/measure/baselines/srun_torchrun.sh",
-        "mpiddp/launch/fabrics.toml",
-        "mpiddp/py.typed",
-        "mpiddp/training/data/digits.csv.gz",
-        "mpiddp/training/data/digits.LICENSE.txt",
-        "mpiddp/training/data/text.txt",
-    }
+        *(f"{CHECKOUT}/jobs/{name}" for name in jobs), *(f"{CHECKOUT}/{name}" for name in pages),
+        f"{CHECKOUT}/benchmarks/measure/baselines/srun_torchrun.sh", "mpiddp/launch/fabrics.toml",
+        "mpiddp/py.typed", "mpiddp/training/data/digits.csv.gz",
+        "mpiddp/training/data/digits.LICENSE.txt", "mpiddp/training/data/text.txt",
+    }  # fmt: skip
     assert f"{INFORMATION}/licenses/LICENSE" in members
     assert f"{INFORMATION}/licenses/mpiddp/training/data/digits.LICENSE.txt" in members
     with zipfile.ZipFile(wheel) as archive:

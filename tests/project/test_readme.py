@@ -303,11 +303,9 @@ print("```")
 def test_what_a_text_holds_is_found(tmp_path):
     blocks = documents.find_blocks(SAMPLE)
     assert [(item.line, item.language, item.excuse, item.follows) for item in blocks] == [
-        (3, "bash", None, False),
-        (7, "text", None, True),
-        (16, "bash", "needs a cluster", False),
+        (3, "bash", None, False), (7, "text", None, True), (16, "bash", "needs a cluster", False),
         (21, "python", None, True),
-    ]
+    ]  # fmt: skip
     assert (blocks[0].text, blocks[3].text) == ("echo 12 epochs\n", 'print("```")\n')
     for text, problem in (
         ("<!-- no-test: why -->\nwords\n", "before no block"),

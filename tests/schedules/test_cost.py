@@ -470,20 +470,13 @@ def test_the_price_of_two_levels_is_the_one_that_is_documented(hosts, size):
 
 
 BUSIEST = {
-    "ring": lambda n: 2 * (n - 1) / n,
-    "naive-ring": lambda n: 2,
-    "binomial-tree": lambda n: math.ceil(lg(n)),
-    "double-tree": lambda n: 2,
-    "one-shot": lambda n: n - 1,
-    "direct": lambda n: 2 * (n - 1) / n,
-    "central": lambda n: n - 1,
-    "gather-broadcast": lambda n: n - 1,
-    "pat": lambda n: 2 * (n - 1) / n,
-    "bine": lambda n: math.ceil(lg(n)),
-    "recursive-doubling": lg,
-    "halving-doubling": lambda n: 2 * (n - 1) / n,
-    "swing": lambda n: 2 * (n - 1) / n,
-}
+    "ring": lambda n: 2 * (n - 1) / n, "naive-ring": lambda n: 2,
+    "binomial-tree": lambda n: math.ceil(lg(n)), "double-tree": lambda n: 2,
+    "one-shot": lambda n: n - 1, "direct": lambda n: 2 * (n - 1) / n, "central": lambda n: n - 1,
+    "gather-broadcast": lambda n: n - 1, "pat": lambda n: 2 * (n - 1) / n,
+    "bine": lambda n: math.ceil(lg(n)), "recursive-doubling": lg,
+    "halving-doubling": lambda n: 2 * (n - 1) / n, "swing": lambda n: 2 * (n - 1) / n,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BUSIEST)

@@ -155,11 +155,9 @@ WRONG_CHUNK = [step(0, "s", "i0"), step(1, "rrc", "i1", "i1")]
 def copy_onto_itself(shift):
     """If the two overlap, the first chunk is overwritten before it is copied, or after."""
     return [
-        step(0, "s", count=2),
-        step(1, "r", "i0", "s0", 2),
-        step(2, "cpy", "s0", f"s{shift}", 2),
+        step(0, "s", count=2), step(1, "r", "i0", "s0", 2), step(2, "cpy", "s0", f"s{shift}", 2),
         step(3, "re", f"s{shift}", "i0", 2),
-    ]
+    ]  # fmt: skip
 
 
 def add_in_turn(first=(-1, -1), second=(0, 1)):

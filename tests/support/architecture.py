@@ -39,12 +39,10 @@ SCRIPTS = "benchmarks.measure.baselines."
 MAY_EXIT = ("mpiddp.launch.failure.", "mpiddp.front.", SCRIPTS)
 """The front is no rank."""
 MAY_UNPICKLE = (
-    "mpiddp.launch.mpi.mpi",
-    "mpiddp.lifeline.stacks.flight_recorder",
-    "mpiddp.checkpoints.storage.unpickling",
-    "mpiddp.remote.pickling",
+    "mpiddp.launch.mpi.mpi", "mpiddp.lifeline.stacks.flight_recorder",
+    "mpiddp.checkpoints.storage.unpickling", "mpiddp.remote.pickling",
     "benchmarks.measure.programs.objects",
-)
+)  # fmt: skip
 """What came over MPI; what this very process has pickled; a list of harmless names; what came over
 connections whose token was checked; and what a benchmark's own ranks have sent."""
 UNPICKLERS = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")

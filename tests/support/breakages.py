@@ -58,9 +58,10 @@ def disable(old: str) -> str:
 def load() -> list[Breakage]:
     files = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return [
-        Breakage(name, file, row["old"], row.get("new", disable(row["old"])), tuple(row["tests"]))
+        Breakage(name, file, old, *(new or [disable(old)]), tuple(row["tests"]))
         for file, rows in files.items()
         for name, row in rows.items()
+        for old, *new in [row["change"]]
     ]
 
 

@@ -97,11 +97,9 @@ def torchrun_variables(rank: int, ranks: int, address: str) -> dict[str, str]:
         (rank, "RANK LOCAL_RANK ROLE_RANK TORCHCOMM_RANK"),
         (ranks, "WORLD_SIZE LOCAL_WORLD_SIZE ROLE_WORLD_SIZE TORCHCOMM_SIZE"),
         (0, "GROUP_RANK TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS"),
-        (1, "GROUP_WORLD_SIZE"),
-        ("default", "ROLE_NAME"),
-        (address, "MASTER_ADDR"),
+        (1, "GROUP_WORLD_SIZE"), ("default", "ROLE_NAME"), (address, "MASTER_ADDR"),
         (True, "TORCHELASTIC_USE_AGENT_STORE"),
-    )
+    )  # fmt: skip
 
 
 def rank_numbers(rank: int, ranks: int) -> dict[str, str]:

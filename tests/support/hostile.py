@@ -288,11 +288,9 @@ def change_bytes(draw: st.DrawFn, data: bytes) -> bytes:
     made = {
         "cut": data[:place],
         "flip": data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :],
-        "invalid": data[:place] + b"\xff\xfe" + data[place:],
-        "mark": b"\xef\xbb\xbf" + data,
-        "wide": data.decode().encode("utf-16"),
-        "doubled": data + data,
+        "invalid": data[:place] + b"\xff\xfe" + data[place:], "mark": b"\xef\xbb\xbf" + data,
+        "wide": data.decode().encode("utf-16"), "doubled": data + data,
         "line": data[:place] + b"\n" + data[place:],
         "bracket": data[:place] + b"[" * 3000 + data[place:],
-    }
+    }  # fmt: skip
     return made[draw(st.sampled_from(sorted(made)))]

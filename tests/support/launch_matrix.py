@@ -31,11 +31,8 @@ from copies import write_program
 from mpiddp.launch.launcher.programs import find_mpirun
 
 LIBRARIES = {
-    "openmpi": "Open MPI 5",
-    "openmpi4": "Open MPI 4",
-    "mpich": "MPICH",
-    "impi": "Intel MPI",
-}
+    "openmpi": "Open MPI 5", "openmpi4": "Open MPI 4", "mpich": "MPICH", "impi": "Intel MPI",
+}  # fmt: skip
 STARTS = ("srun --mpi=pmix", "srun --mpi=pmi2", "srun --mpi=none", "mpirun", "--hosts")
 NETWORKS = {"IPv4": "4", "dual": "dual", "IPv6": "6"}
 """How machines are addressed, and the word of jobs/cluster/up for it."""
@@ -47,12 +44,10 @@ REFUSAL_SECONDS, LONGEST_SECONDS = 20.0, 100.0
 """The first one on a machine with a core for whoever wants one."""
 WORKS, ABSENT = "works", "–"
 REASONS = {
-    "PMI": r"cannot join them|process manager",
-    "user": r"shows user \d+ as user",
-    "memory": r"memory and processes that they share",
-    "IPv4": r"over IPv4",
+    "PMI": r"cannot join them|process manager", "user": r"shows user \d+ as user",
+    "memory": r"memory and processes that they share", "IPv4": r"over IPv4",
     "step": r"PMIX_HOSTNAME=\S+ comes from the step",
-}
+}  # fmt: skip
 """The words in the table for what mpiddp refuses, and what its messages say."""
 LAUNCHER = "launcher"
 """The word for a launcher that starts no ranks, or whose MPI crashes, before mpiddp can speak."""
@@ -176,10 +171,8 @@ class Laboratory:
         if cell.place == "step":
             job = f"salloc --quiet -N 2 --ntasks-per-node 2 -w {','.join(NODES)}"
             words = [
-                *job.split(),
-                *["srun", "--overlap", "-N", "1", "-n", "1", "-w", "node1"],
-                *words,
-            ]
+                *job.split(), *["srun", "--overlap", "-N", "1", "-n", "1", "-w", "node1"], *words,
+            ]  # fmt: skip
         return [str(slurm.COMMANDS / "exec"), "node1", *words]
 
 

@@ -11,13 +11,10 @@ import launchers
 QUICK = (
     "test_DistributedDataParallelCPU_grad_is_view",
     "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
-    "test_all_gather_coalesced_with_empty",
-    "test_all_reduce_coalesced_product",
-    "test_monitored_barrier_gloo_rank_0_timeout",
-    "test_monitored_barrier_gloo_subgroup",
-    "test_send_recv_any_source",
-    "test_sparse_all_reduce_sum",
-)
+    "test_all_gather_coalesced_with_empty", "test_all_reduce_coalesced_product",
+    "test_monitored_barrier_gloo_rank_0_timeout", "test_monitored_barrier_gloo_subgroup",
+    "test_send_recv_any_source", "test_sparse_all_reduce_sum",
+)  # fmt: skip
 """One of each kind of test; comparison.py has the collective calls."""
 DOCUMENT = launchers.ROOT / "docs" / "about" / "torch-backend-tests.md"
 

@@ -86,12 +86,10 @@ def train_with_fsdp(folder: str) -> list[Any]:
 
 
 WAYS: dict[str, Callable[[str], list[Any]]] = {
-    "ddp": train_with_ddp,
-    "hook": partial(train_with_ddp, hook=fp16_compress_hook),
+    "ddp": train_with_ddp, "hook": partial(train_with_ddp, hook=fp16_compress_hook),
     "no_sync": partial(train_with_ddp, accumulates=True),
-    "zero": partial(train_with_ddp, kind=ZERO),
-    "fsdp2": train_with_fsdp,
-}
+    "zero": partial(train_with_ddp, kind=ZERO), "fsdp2": train_with_fsdp,
+}  # fmt: skip
 
 
 def digest(values: list[Any]) -> str:

@@ -44,17 +44,15 @@ def find_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
 
 def test_options_of_a_step_have_their_effect(pool: Pools, tmp_path: Path) -> None:
     ways: dict[str, tuple[str, ...]] = {
-        "plain": TOY,
-        "parts": (*TOY, "--accumulation-steps", "4"),
+        "plain": TOY, "parts": (*TOY, "--accumulation-steps", "4"),
         "scheduled": (*TOY, "--accumulation-steps", "4", "--sync", "direct", "--overlap", "off"),
         "cut": (*TOY, "--sync", "direct", "--overlap", "off", "--bucket-mb", "0.0005"),
         "served": (*TOY, "--accumulation-steps", "4", "--sync", "parameter-server"),
-        "narrow": (*TOY, "--precision", "bf16"),
-        "clipped": (*TOY, "--clip-norm", "0.01"),
+        "narrow": (*TOY, "--precision", "bf16"), "clipped": (*TOY, "--clip-norm", "0.01"),
         "averaged": (*TOY, "--ema", "0.99"),
         "scaled": (*TOY, "--base-batch", "64", "--learning-rate", "0.1"),
         "stepped": (*TOY, "--schedule", "step", "--step-epochs", "0.5", "--step-factor", "0"),
-    }
+    }  # fmt: skip
     seen, weights, printed = train_each(pool, tmp_path, ways)
     plain = seen["plain"]
     rehearsed = REHEARSED * LAYERS
@@ -96,12 +94,10 @@ IMAGES = (
 
 def test_fsdp_does_what_ddp_does(pool: Pools, tmp_path: Path) -> None:
     more: dict[str, tuple[str, ...]] = {
-        "plain": (),
-        "adamw": ("--optimizer", "adamw", "--accumulation-steps", "4"),
-        "clipped": ("--clip-norm", "0.1"),
-        "averaged": ("--ema", "0.9", "--on-nan", "skip"),
+        "plain": (), "adamw": ("--optimizer", "adamw", "--accumulation-steps", "4"),
+        "clipped": ("--clip-norm", "0.1"), "averaged": ("--ema", "0.9", "--on-nan", "skip"),
         "narrow": ("--precision", "bf16"),
-    }
+    }  # fmt: skip
     ways = {name: (*TOY, *options) for name, options in more.items()}
     ways |= {f"sharded-{name}": (*options, *SHARDED) for name, options in ways.items()}
     seen, weights, printed = train_each(pool, tmp_path, ways)
@@ -159,15 +155,12 @@ def test_a_rank_has_its_part_and_three_groups_in_memory(pool: Pools) -> None:
 def test_how_a_model_is_computed_leaves_the_result(pool: Pools, tmp_path: Path) -> None:
     small = ("--wrap-parameters", "100")
     ways: dict[str, tuple[str, ...]] = {
-        "plain": TOY,
-        "again": (*TOY, "--activation-checkpointing", *small),
+        "plain": TOY, "again": (*TOY, "--activation-checkpointing", *small),
         "sharded-again": (*TOY, "--activation-checkpointing", *SHARDED),
-        "deterministic": (*TOY, "--deterministic"),
-        "searched": (*TOY, "--batch-size", "auto"),
+        "deterministic": (*TOY, "--deterministic"), "searched": (*TOY, "--batch-size", "auto"),
         "searched-again": (*TOY, "--batch-size", "auto", "--activation-checkpointing", *small),
-        "images": IMAGES,
-        "last": (*IMAGES, "--channels-last"),
-    }
+        "images": IMAGES, "last": (*IMAGES, "--channels-last"),
+    }  # fmt: skip
     seen, weights, _ = train_each(pool, tmp_path, ways)
     for name in ("again", "deterministic"):
         assert find_difference(weights["plain"], weights[name]) == 0, name

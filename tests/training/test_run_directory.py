@@ -60,11 +60,9 @@ def enter(session: Session) -> tuple[str, int]:
 
 
 JOB = (
-    environment.SLURM_JOB_ID,
-    environment.SLURM_JOB_NAME,
-    environment.SLURM_ARRAY_JOB_ID,
+    environment.SLURM_JOB_ID, environment.SLURM_JOB_NAME, environment.SLURM_ARRAY_JOB_ID,
     environment.SLURM_ARRAY_TASK_ID,
-)
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -297,11 +297,9 @@ def test_sequences_have_a_perplexity() -> None:
 
 
 OPTIONS = {
-    "plain": [],
-    "parts": ["--accumulation-steps", "4"],
-    "skip": ["--on-nan", "skip"],
+    "plain": [], "parts": ["--accumulation-steps", "4"], "skip": ["--on-nan", "skip"],
     "server": ["--sync", "parameter-server"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -487,11 +485,9 @@ def test_ranks_agree_on_what_the_file_holds(star):
     configuration = Configuration(sync="star", load=star).resolve()
     asked = []
     session = types.SimpleNamespace(
-        any=bool,
-        broadcast=lambda value: value,
-        agree=lambda value, what: asked.append((value, what)),
-        world=types.SimpleNamespace(size=2),
-    )
+        any=bool, broadcast=lambda value: value,
+        agree=lambda value, what: asked.append((value, what)), world=types.SimpleNamespace(size=2),
+    )  # fmt: skip
     agree(configuration, session)
     star.write_text(STAR.replace("owners=[0]", ""))
     agree(configuration, session)

@@ -141,13 +141,11 @@ def test_gradients_of_a_gpu_are_served_through_pinned_memory(pool, tmp_path):
 def test_gradients_become_one_between_nodes(slurm_cluster, cluster_pool, tmp_path):
     launcher = slurm_cluster.srun(*PAIR, "--distribution=plane=3", "--exclusive")
     ways = {
-        "plain": (),
-        "schedule": ("--sync", "auto"),
-        "central": SERVED,
+        "plain": (), "schedule": ("--sync", "auto"), "central": SERVED,
         "sharded": (*SERVED, "--servers", "3"),
         "fsdp": ("--parallel", "fsdp", "--wrap-parameters", "100"),
         "unbounded": (*SERVED, "--servers", "2", "--staleness", "unlimited"),
-    }
+    }  # fmt: skip
     small = {name: (*SMALL, *options) for name, options in ways.items()}
     _, rows = train_each(cluster_pool(launcher, 4), tmp_path, small)
     losses = {name: row["test_loss"] for name, row in rows.items()}

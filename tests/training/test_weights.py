@@ -119,11 +119,9 @@ def test_samples_that_cannot_be_read_have_no_row_and_others_keep_their_numbers(
 # With so small a rate no weight changes.
 STILL = (*SMALL, "--learning-rate", "1e-30", "--momentum", "0")
 WAYS = {
-    "ddp": (),
-    "fsdp": ("--parallel", "fsdp", "--wrap-parameters", "500"),
-    "served": ("--sync", "parameter-server"),
-    "averaged": ("--ema", "0.9", "--save-every", "never"),
-}
+    "ddp": (), "fsdp": ("--parallel", "fsdp", "--wrap-parameters", "500"),
+    "served": ("--sync", "parameter-server"), "averaged": ("--ema", "0.9", "--save-every", "never"),
+}  # fmt: skip
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:

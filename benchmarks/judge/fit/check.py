@@ -73,14 +73,9 @@ def check_record(fit: Fit, record: Record) -> list[Check]:
         for cell, price in zip(cells, choice.prices(sizes, machine, nodes), strict=True):
             reasons = tuple(list_reasons(fit, cell, price, choice, record.environment))
             flows = can_flow(cell)
+            predicted = predict_flow(choice, cell, machine) if flows else price.seconds
             checks.append(
-                Check(
-                    cell=cell,
-                    choice=choice,
-                    predicted=predict_flow(choice, cell, machine) if flows else price.seconds,
-                    flows=flows,
-                    reasons=reasons,
-                )
+                Check(cell=cell, choice=choice, predicted=predicted, flows=flows, reasons=reasons)
             )
     return checks
 
@@ -185,18 +180,12 @@ def describe_checks(checks: Sequence[Check]) -> Iterator[str]:
         cell = check.cell
         rows.append(
             (
-                str(check.choice),
-                cell.quantity,
-                cell.contender,
-                f"{cell.ranks} on {cell.nodes}",
-                describe_size(cell.bytes),
-                describe_seconds(cell.summary.median),
-                describe_seconds(check.predicted),
-                "flowing" if check.flows else "in turn",
-                f"{check.ratio:.2f}",
-                "off" if check.is_off else "",
+                str(check.choice), cell.quantity, cell.contender, f"{cell.ranks} on {cell.nodes}",
+                describe_size(cell.bytes), describe_seconds(cell.summary.median),
+                describe_seconds(check.predicted), "flowing" if check.flows else "in turn",
+                f"{check.ratio:.2f}", "off" if check.is_off else "",
             )
-        )
+        )  # fmt: skip
     yield from (line.rstrip() for line in format_rows(rows))
     off = [check for check in checks if check.is_off]
     yield ""

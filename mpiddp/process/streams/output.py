@@ -141,15 +141,11 @@ class Redirection:
         """
         if self._control is None or os.getpid() != self._process:
             return
-        with contextlib.suppress(OSError):
-            # An OSError if the script has closed it, and opened something else by this number.
-            control = socket.socket(fileno=self._control)
-            try:
-                control.send(ASK)
-                control.settimeout(DRAIN_SECONDS)
-                control.recv(len(ANSWER))
-            finally:
-                control.detach()
+        # If a script has closed it, and opened something else by its number, it is no socket.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._control)) as control:
+            control.send(ASK)
+            control.settimeout(DRAIN_SECONDS)
+            control.recv(len(ANSWER))
 
     def _finish(self) -> None:
         """At the end of the interpreter, which flushes its streams later."""
