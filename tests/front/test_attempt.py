@@ -448,11 +448,12 @@ def test_an_end_is_known_if_a_parent_ignored_the_end_of_its_children():
 
 def test_a_launcher_has_a_small_number_in_a_container():
     watched = guard.Watched(token="", has_ranks=False, kill_step=lambda launcher: None)
-    front = guard.Guard(watched)
-    front.watch(1)  # It is not signalled: nobody asks for an end.
-    time.sleep(0.5)
-    assert find_start(list_children(os.getpid())[-1]) is not None
-    assert front.finish(0) is False
+    with guard.Guard(watched) as front:
+        # Nobody's: the guard of a test that is killed ends all below it.
+        front.watch(next(each for each in range(1, 1 << 16) if find_start(each) is None))
+        time.sleep(0.5)
+        assert find_start(list_children(os.getpid())[-1]) is not None
+        assert front.finish(0) is False
 
 
 FRONT_THAT_GOES = """

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from mpiddp.process import background
 from mpiddp.process.background import BackgroundCall, LastingCall, LateError, finish_lasting_calls
 
 
@@ -13,10 +14,12 @@ def test_what_is_done_in_time_is_handed_over_and_what_hangs_is_left_to_itself():
     assert [BackgroundCall(lambda each=each: each).finish(60) for each in (7, None)] == [7, None]
     release = threading.Event()
     call = BackgroundCall(lambda: release.wait(60))
+    background.BackgroundCalls({"one of several": lambda: release.wait(60)})
     with pytest.raises(LateError):
         call.finish(0.1)
+    named = [each for each in threading.enumerate() if each.name.startswith("mpiddp-call")]
     release.set()
-    assert call.finish(60) is True
+    assert call.finish(60) is True and all(each.daemon for each in named)
 
 
 def test_what_fails_fails_for_who_asked(monkeypatch, capsys):

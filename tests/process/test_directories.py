@@ -251,8 +251,7 @@ def test_where_the_home_cannot_be_used_or_locked_it_is_temporary(
         monkeypatch.setattr(fcntl, "lockf", refuse)
     made = job_directory.make("7")
     assert made == tmp_path / f"mpiddp-{os.getuid()}" / "jobs" / "7"
-    folders = (made, made.parent, made.parent.parent)
-    assert {each.stat().st_mode & 0o777 for each in folders} == {0o700}
+    assert {each.stat().st_mode & 0o777 for each in (made, *made.parents[:2])} == {0o700}
     with launchers.hold_directory("8") as (_, held):
         assert job_directory.list_running() == ([held] if problem == "home" else [])
     # Nor one that others could have planted.
@@ -276,11 +275,14 @@ def test_what_processes_that_have_gone_left_is_removed(state):
     assert sorted(state.iterdir()) == sorted((others, running, state / "7"))
 
 
-def test_an_attempt_finds_nothing_of_the_one_before(state):
+def test_an_attempt_finds_nothing_of_the_one_before(state, monkeypatch):
     made = job_directory.make("7")
     (made / "outcome.json").write_text("{}")
     job_directory.begin_attempt(made, "second")
     assert {path.name for path in made.iterdir()} == {job_directory.LOCK, job_directory.ATTEMPT}
+    # None is made where all exists and this user may not write.
+    monkeypatch.setattr(os, "access", lambda _, mode: mode == os.F_OK)
+    assert job_directory.make_or_none() is None
 
 
 def test_an_address_is_for_this_user_alone_until_its_own_job_withdraws_it(state, tmp_path):

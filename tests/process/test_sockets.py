@@ -102,14 +102,13 @@ def test_a_byte_now_and_then_does_not_extend_the_deadline():
 
 def test_whom_it_serves_it_leaves_when_it_is_closed():
     with listen_locally() as server:
-        thread = ListeningThread([server], {TOKEN: lambda _: lambda: selectors.EVENT_READ})
+        events = [selectors.EVENT_READ, selectors.EVENT_WRITE]  # The last one is waited for first.
+        thread = ListeningThread([server], {TOKEN: lambda _: events.pop})
         with open_connection(describe_server(server), SOON) as caller:
             caller.sendall(TOKEN)
-            try:
-                assert wait_until(lambda: thread._served, SOON)
-            finally:
-                thread.close()
-            assert caller.recv(1) == b""
+            is_served = wait_until(lambda: not events, SOON)
+            thread.close()
+            assert is_served and caller.recv(1) == b""
 
 
 def test_a_token_on_its_way_is_waited_for_while_others_connect(monkeypatch):

@@ -103,7 +103,7 @@ def test_a_rank_that_stops_heeds_signals_to_its_end(is_called):
 
 def test_what_another_handler_was_given_is_taken_if_it_preempts():
     signals = MadeUpSignals()
-    signals._numbers = parse_signals("USR2,TERM")
+    signals._numbers = parse_signals("USR2,USR1,TERM")
     assert not signals.take(signal.SIGTERM)
     signals.heed(True)
     assert not signals.take(signal.SIGINT) and signals.received is None

@@ -19,19 +19,11 @@ from hypothesis import strategies as st
 import launchers
 from facts import messages
 from mpiddp.errors import ConfigurationError
+from mpiddp.process.background import BackgroundCall
 from mpiddp.process.streams import output_writer
 from mpiddp.process.streams.console import write_console
 from mpiddp.process.streams.output import RankOutput, Redirection, open_log
-from mpiddp.process.streams.output_writer import (
-    ANSWER,
-    ASK,
-    LONGEST_LINE,
-    PATIENCE_SECONDS,
-    Console,
-    Forwarder,
-    Lines,
-    Stream,
-)
+from mpiddp.process.streams.output_writer import ANSWER, ASK, Console, Forwarder, Lines, Stream
 from mpiddp.wording import encode, fit, print_text
 
 HOST = socket.gethostname()
@@ -87,13 +79,14 @@ def test_whole_lines_come_with_a_label_however_they_are_cut(chunks):
 def test_a_line_waits_for_its_end_for_a_while():
     lines = Lines(b"> ")
     assert lines.add(b"one\ntw", 10.0) == b"> one\n"
-    assert not lines.is_late(10.0 + PATIENCE_SECONDS / 2)
+    assert not lines.is_late(10.0 + output_writer.PATIENCE_SECONDS / 2)
     # What is added does not make it younger.
-    assert lines.add(b"o", 10.0 + PATIENCE_SECONDS / 2) == b""
-    assert lines.is_late(10.0 + PATIENCE_SECONDS)
+    assert lines.add(b"o", 10.0 + output_writer.PATIENCE_SECONDS / 2) == b""
+    assert lines.is_late(10.0 + output_writer.PATIENCE_SECONDS)
     assert lines.flush() == b"> two\n"
     assert not lines.is_late(1e9) and lines.flush() == b""
-    assert lines.add(b"x" * (LONGEST_LINE + 1), 0.0) == b"> " + b"x" * (LONGEST_LINE + 1) + b"\n"
+    longest = b"x" * (output_writer.LONGEST_LINE + 1)
+    assert lines.add(longest, 0.0) == b"> " + longest + b"\n"
     # A bar is written over.
     assert lines.add(b"\r 10%", 0.0) + lines.flush() == b"\r>  10%"
     assert lines.add(b"\r 20%\r100%\n", 1.0) == b"\r>  20%\r> 100%\n"
@@ -241,18 +234,21 @@ def test_the_writer_wakes_for_a_line_that_waits_and_answers_when_all_is_written(
     lines = Lines(b"> ")
     forwarder = Forwarder([Stream(source, None, Console(console), lines)], asked.fileno())
     assert forwarder._find_pause() is None
-    lines.since = time.monotonic() - PATIENCE_SECONDS / 2
+    lines.since = time.monotonic() - output_writer.PATIENCE_SECONDS / 2
     # Half of it is left, in milliseconds, and one more so that it is over.
-    assert 1 < forwarder._find_pause() <= 1e3 * PATIENCE_SECONDS / 2 + 1
-    lines.since -= PATIENCE_SECONDS
+    assert 1 < forwarder._find_pause() <= 1e3 * output_writer.PATIENCE_SECONDS / 2 + 1
+    lines.since -= output_writer.PATIENCE_SECONDS
     assert forwarder._find_pause() == 1
     os.write(own, b"no end")
-    os.close(own)
     with asked, asks:
+        call = BackgroundCall(forwarder.run)
+        assert select.select([shown], [], [], SECONDS)[0] and os.read(shown, 100) == b"> no end\n"
+        os.write(own, b"again")
         asks.send(ASK)
-        forwarder.run()
-        assert asks.recv(10, socket.MSG_DONTWAIT) == ANSWER
-    assert os.read(shown, 100) == b"> no end\n"
+        assert select.select([asks], [], [], SECONDS)[0] and asks.recv(10) == ANSWER
+        assert os.read(shown, 100) == b"> again\n"
+        os.close(own)
+        call.finish(SECONDS)
     for descriptor in (source, shown, console):
         os.close(descriptor)
 

@@ -60,7 +60,7 @@ class TokenListener:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = MOST_UNAUTHENTICATED
         if files != resource.RLIM_INFINITY:
-            self._most = max(1, min(self._most, files // FILES_SHARE))
+            self._most = min(self._most, files // FILES_SHARE)
         self._paused_until = NEVER
         """When connections are accepted again; NEVER while they are accepted."""
         for server in self._servers:
