@@ -98,13 +98,12 @@ def explained(words: str) -> Callable[[Path], Path]:
 
 
 PAGES = {
-    "many results": many_results,
-    "wrong results": wrong_results,
+    "many results": many_results, "wrong results": wrong_results,
     "many runs": runs(*(f"a-run-with-a-rather-long-name-{number}" for number in range(12))),
     "ring": explained("ring --beside central"),
     "many ranks on nodes": explained("two-level --ranks 32 --nodes 4"),
     "a step of many buckets": explained("training-step --buckets 16 --ranks 8"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=PAGES)

@@ -136,12 +136,11 @@ def test_a_name_cannot_break_out_of_the_data(monkeypatch: pytest.MonkeyPatch) ->
 
 USUAL = Machine(MessageCost(1e-6, 8e-11), MessageCost(1e-5, 8e-10), 1e-10)
 MACHINES = {
-    "flat": FLAT,
-    "usual": USUAL,
+    "flat": FLAT, "usual": USUAL,
     "latency": Machine(MessageCost(0.0, 1e-12), MessageCost(1e-3, 1e-11), 1e-12),
     "bandwidth": Machine(MessageCost(1e-7, 1e-9), MessageCost(1e-7, 1e-7), 1e-9),
     "additions": Machine(MessageCost(0.0, 1e-12), MessageCost(0.0, 2e-12), 1e-7),
-}
+}  # fmt: skip
 ITEM = 4
 ROOTED = dict.fromkeys((Collective.REDUCE, Collective.BROADCAST), "gather-broadcast")
 

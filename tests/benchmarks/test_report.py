@@ -321,9 +321,8 @@ def test_each_picture_is_a_slide(tmp_path, monkeypatch):
     assert [name[4:] for name in names] == [
         "all-reduce-time-4-ranks-on-1-node-float32.png",
         "all-reduce-bus-bandwidth-4-ranks-on-1-node-float32.png",
-        "pairs-mpi-4-mib-nodes-bandwidth-in-gb-s.png",
-        "pairs-slow-links-at-4-mib.png",
-    ]
+        "pairs-mpi-4-mib-nodes-bandwidth-in-gb-s.png", "pairs-slow-links-at-4-mib.png",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -235,16 +235,14 @@ def exchange(session: mpiddp.Session, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "gather": [each["rank"] for each in ranks.gather(own)],
         "collect": [len(each["text"]) for each in ranks.collect(own)],
-        "scatter": ranks.scatter(["a", None, (3, 4.5)]),
-        "broadcast": ranks.broadcast(own)["rank"],
-    }
+        "scatter": ranks.scatter(["a", None, (3, 4.5)]), "broadcast": ranks.broadcast(own)["rank"],
+    }  # fmt: skip
     hostile = Call(os.mkdir, str(folder / f"made-by-{ranks.rank}"))
     calls: tuple[Callable[[], Any], ...] = (
         lambda: ranks.gather(hostile if ranks.rank == 1 else None),
         lambda: ranks.collect(hostile if ranks.rank == 1 else None),
-        lambda: ranks.scatter([hostile] * ranks.size),
-        lambda: ranks.broadcast(hostile),
-    )
+        lambda: ranks.scatter([hostile] * ranks.size), lambda: ranks.broadcast(hostile),
+    )  # fmt: skip
     found["refused"] = list(map(hear, calls))
     ranks.close()
     with contextlib.suppress(AttributeError):

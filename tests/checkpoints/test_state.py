@@ -84,9 +84,8 @@ def read_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     """Copies of all state, in a form that can be compared."""
     return [
         [each.detach().clone() for each in model.parameters()],
-        copy.deepcopy(optimizer.state_dict()),
-        torch.get_rng_state(),
-    ]
+        copy.deepcopy(optimizer.state_dict()), torch.get_rng_state(),
+    ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -346,12 +345,11 @@ def find_effects(state: dict[str, Any]) -> list[list[bool]]:
 def test_what_could_not_come_back_is_refused(tmp_path: Path) -> None:
     model, ones = nn.Linear(2, 2), torch.ones(3)
     notes = {
-        "found set": {1, 2},
-        "found tuple": {(1, 2): 3},
+        "found set": {1, 2}, "found tuple": {(1, 2): 3},
         "found Typed, which could": ones.as_subclass(layouts.Typed),
         "quantized": torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8),
         "sparse_coo": ones.to_sparse(),
-    }
+    }  # fmt: skip
     with mpiddp.Checkpointer(tmp_path, model) as checkpointer:
         for said, note in notes.items():
             with pytest.raises(ConfigurationError, match=f"state given.note: .*{said}"):

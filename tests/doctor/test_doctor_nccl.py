@@ -176,8 +176,7 @@ LOGS = {
     "nccl_infiniband_2_4": ("2.4.7+cuda10.0", "", set(), False),
     "nccl_infiniband_p2p": ("", "", {"NET/IB", "P2P"}, False),
     "nccl_libfabric": ("", "Libfabric", set(), False),
-    "nccl_no_provider": ("2.28.9+cuda13.0", "", set(), False),
-    "nccl_nvls": ("", "", set(), False),
+    "nccl_no_provider": ("2.28.9+cuda13.0", "", set(), False), "nccl_nvls": ("", "", set(), False),
     "nccl_plugin_nvlink": ("", "", {"NET/IBext_v8", "P2P"}, False),
     "nccl_ring_2_5": ("", "", {"P2P"}, False),
     "nccl_slingshot": ("", "AWS Libfabric", set(), False),
@@ -186,7 +185,7 @@ LOGS = {
     "nccl_sockets_shm": ("", "", {"NET/Socket", "SHM"}, False),
     "rccl_slingshot_sockets": ("", "", {"NET/Socket", "P2P"}, False),
     "rccl_sockets": ("2.21.5", "Socket", set(), False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -74,11 +74,10 @@ def test_nodes_without_a_common_address(cluster, tmp_path):
     head, *table = line.text.split("\n")
     assert head.startswith("no address of rank 0 on node1 was reached by every node")
     assert [re.split(r" {2,}", row.strip()) for row in table] == [
-        ["node", "10.77.0.1 (ens1f1)", "172.17.0.1 (docker0)"],
-        ["node1", "reached", "reached"],
+        ["node", "10.77.0.1 (ens1f1)", "172.17.0.1 (docker0)"], ["node1", "reached", "reached"],
         ["node2", "reached", "Network is unreachable"],
         ["node3", "Network is unreachable", "Connection refused"],
-    ]
+    ]  # fmt: skip
     # Wherever it can, the examination goes on.
     assert reading.line("GPUs").status == "skip" and reading.lines[-1].check == "the rest"
 

@@ -115,9 +115,8 @@ def list_cells(fault: Fault, records: Sequence[Record]) -> tuple[str, ...]:
         f"{len(records)}" + f" of {fault.attempts}" * (len(records) < fault.attempts),
         f"{sum(each.passed for each in records)}",
         f"{statistics.median(detected):.2f} / {max(detected):.2f} s" if detected else "–",
-        f"{max(lost)}" if lost else "–",
-        "; ".join(texts) or "–",
-    )
+        f"{max(lost)}" if lost else "–", "; ".join(texts) or "–",
+    )  # fmt: skip
 
 
 def interrupt(*_: object) -> NoReturn:

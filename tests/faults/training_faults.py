@@ -133,13 +133,12 @@ def attempt_kill(choice: Mapping[str, Any], laboratory: Laboratory, folder: Path
 
 
 POINTS = {
-    "begun": ("os.mkdir", r"\.partial$"),
-    "shards": ("open", r"\.partial/__\d_\d\.distcp"),
+    "begun": ("os.mkdir", r"\.partial$"), "shards": ("open", r"\.partial/__\d_\d\.distcp"),
     "list of tensors": ("open", r"\.partial/\.metadata"),
     "manifest": ("open", r"\.partial/manifest\.json"),
     "written, not renamed": ("os.rename", r"\.partial$"),
     "older ones are removed": ("os.rename", "$"),
-}
+}  # fmt: skip
 """The event of each point of a save, before which the kill comes."""
 
 

@@ -107,9 +107,8 @@ CORES = cpus.count_cores()
 AS_BEFORE = {
     "--hosts, a rank per core": (OWN, {"hosts": read_hosts("localhost")}, CORES),
     "PBS, more ranks than lines": (OWN, {"ranks": 4}, 4),
-    "an address": ("127.0.0.1 slots=3", {"nodes": 1}, 3),
-    "two names": (f"localhost\n{OWN}", {}, 2),
-}
+    "an address": ("127.0.0.1 slots=3", {"nodes": 1}, 3), "two names": (f"localhost\n{OWN}", {}, 2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", AS_BEFORE)

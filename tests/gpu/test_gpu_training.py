@@ -70,12 +70,11 @@ def test_data_that_fits_is_moved_once(gpu: dict[str, str], pool: Pools) -> None:
 
 def test_number_formats_and_layouts(gpu: dict[str, str], pool: Pools, tmp_path: Path) -> None:
     ways: dict[str, tuple[str, ...]] = {
-        "plain": ("--deterministic",),
-        "again": ("--deterministic",),
+        "plain": ("--deterministic",), "again": ("--deterministic",),
         "bf16": ("--precision", "bf16", "--channels-last"),
         "fp16": ("--precision", "fp16", "--accumulation-steps", "2", "--clip-norm", "10"),
         "compiled": ("--compile", "--precision", "bf16"),
-    }
+    }  # fmt: skip
     ways = {name: (*SLOW, *options) for name, options in ways.items()}
     seen, weights = train_each(pool("openmpi", 1, **gpu), tmp_path, ways)
     assert find_difference(weights["plain"], weights["again"]) == 0
@@ -90,13 +89,12 @@ def test_number_formats_and_layouts(gpu: dict[str, str], pool: Pools, tmp_path: 
 def test_fsdp_does_what_ddp_does(nccl_pool: Pool, tmp_path: Path) -> None:
     clipped = ("--clip-norm", "0.5")
     ways: dict[str, tuple[str, ...]] = {
-        "plain": ("--deterministic",),
-        "sharded": ("--deterministic", *SHARDED),
+        "plain": ("--deterministic",), "sharded": ("--deterministic", *SHARDED),
         "offloaded": ("--deterministic", *SHARDED, "--cpu-offload"),
         "clipped": ("--deterministic", *clipped),
         "sharded-clipped": ("--deterministic", *SHARDED, *clipped),
         "fp16": (*SHARDED, "--precision", "fp16"),
-    }
+    }  # fmt: skip
     seen, weights = train_each(nccl_pool, tmp_path, ways)
     for one, other in (
         ("plain", "sharded"),

@@ -538,10 +538,9 @@ def test_faults_of_a_machine(tmp_path):
     of_script = [
         RuntimeError("NVRM: Xid (PCI:0000:3b:00): 31, MMU Fault"),
         RuntimeError("HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in …"),
-        RuntimeError("system not yet initialized"),
-        KeyError("Xid: 3"),
+        RuntimeError("system not yet initialized"), KeyError("Xid: 3"),
         ValueError("not a label: 'the GPU has fallen off the bus'"),
-    ]
+    ]  # fmt: skip
     full = OSError(28, "No space left on device")
     for error in (elsewhere, full, hidden, RuntimeError("ECC"), *of_script):
         assert not error_origin.find_node_fault(error)

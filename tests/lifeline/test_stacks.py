@@ -180,9 +180,8 @@ def test_what_cannot_tell_where_it_is():
     assert lines == [
         "no answer: stopped (SIGSTOP)",
         "no answer: waits in the kernel for a device or a file system",
-        "no answer: it has written no stack",
-        "no answer: has ended",
-    ]
+        "no answer: it has written no stack", "no answer: has ended",
+    ]  # fmt: skip
     assert StackPosition(0, "n", REDUCE, failed=True).line == "all_reduce, train.py:80 (failed)"
     trained = stack((str(PACKAGE / "training" / "trainer.py"), 30, "train_step"))
     assert StackPosition(0, "n", trained).line == "train_step, trainer.py:30"
@@ -388,10 +387,9 @@ def test_a_job_stands_still_if_all_say_so_twice():
         10.0,
         StallHandlers(
             lambda callback, name: callback(["node0", "node1"], said if name == "idle" else {}),
-            lambda *_: None,
-            lambda reason, *_: ended.append(reason),
+            lambda *_: None, lambda reason, *_: ended.append(reason),
         ),
-    )
+    )  # fmt: skip
     # One that does not answer may move; and so may one that was stopped with all others.
     for idle in ([20.0], [20.0], [20.0, 20.0], [0.0, 20.0], [20.0, 20.0], [20.0, 20.0]):
         assert not ended

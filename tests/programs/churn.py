@@ -31,11 +31,10 @@ def measure() -> dict[str, int]:
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {
         "resident": int(Path("/proc/self/statm").read_text().split()[1]) * PAGE,
-        "files": len(os.listdir("/proc/self/fd")),
-        "mappings": len(lines),
+        "files": len(os.listdir("/proc/self/fd")), "mappings": len(lines),
         "segments": sum("memfd:mpiddp" in line for line in lines),
         "named segments": sum("/dev/shm/" in line for line in lines),
-    }
+    }  # fmt: skip
 
 
 def allocate(size: int, is_shared: bool) -> torch.Tensor:

@@ -46,10 +46,9 @@ def make_cases(transport: str) -> dict[str, Callable[[bool], torch.Tensor]]:
     return {
         "small count": lambda odd: reduce(1001 if odd else 1000),
         "great count": lambda odd: reduce(200001 if odd else 200000),
-        "operator": lambda odd: reduce(1000, op="max" if odd else "sum"),
-        "order": in_order,
+        "operator": lambda odd: reduce(1000, op="max" if odd else "sum"), "order": in_order,
         "call": lambda odd: broadcast(1000) if odd else reduce(1000),
-    }
+    }  # fmt: skip
 
 
 BUFFERS: list[torch.Tensor] = []

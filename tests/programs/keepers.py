@@ -184,11 +184,10 @@ CASES: dict[str, Callable[[FailureHandler], None]] = {
 
 
 BOUNDS = {
-    (reports, "READ_SECONDS"): ["text blocks"],
-    (reports, "HOOK_SECONDS"): ["hook blocks"],
+    (reports, "READ_SECONDS"): ["text blocks"], (reports, "HOOK_SECONDS"): ["hook blocks"],
     (console, "CONSOLE_SECONDS"): ["stderr clogged"],
     (outcome, "FILES_SECONDS"): ["log blocks", "outcome blocks"],
-}
+}  # fmt: skip
 """What blocks in which cases."""
 
 

@@ -197,9 +197,8 @@ def train(way: Way, session: Session) -> dict[str, object]:
     return {
         "same": len(set(digests)) == 1,
         "difference": measure_difference(found, train_alone(len(roles.workers), way.steps)),
-        "staleness": {str(late): times for late, times in serving.staleness.items()},
-        "said": said,
-    }
+        "staleness": {str(late): times for late, times in serving.staleness.items()}, "said": said,
+    }  # fmt: skip
 
 
 def run(session: Session, ways: list[dict[str, Any]]) -> list[dict[str, object]]:

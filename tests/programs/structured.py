@@ -29,12 +29,11 @@ class Net(nn.Module):
 
 
 FORMS = {
-    "one tensor": lambda x, y: (x, y),
-    "a pair": lambda x, y: ((x[:4], x[4:]), y),
+    "one tensor": lambda x, y: (x, y), "a pair": lambda x, y: ((x[:4], x[4:]), y),
     "three": lambda x, y: (x[:4], x[4:].numpy(), int(y)),
     "a dict": lambda x, y: {"right": x[4:], "labels": y, "left": x[:4]},
     "a dict of inputs": lambda x, y: ({"right": x[4:], "left": x[:4]}, y),
-}
+}  # fmt: skip
 """From ten numbers and a class to a sample."""
 STREAMS = ("one tensor", "a dict")
 

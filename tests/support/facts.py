@@ -108,9 +108,8 @@ def rank_numbers(rank: int, ranks: int) -> dict[str, str]:
         (rank, "SLURM_PROCID OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK MV2_COMM_WORLD_RANK"),
         (rank, "SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_RANK"),
         (ranks, "SLURM_NTASKS OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE PMI_SIZE"),
-        (0, "SLURM_NODEID"),
-        (1, "SLURM_NNODES"),
-    )
+        (0, "SLURM_NODEID"), (1, "SLURM_NNODES"),
+    )  # fmt: skip
 
 
 def messages(result: launchers.Result) -> list[str]:

@@ -106,9 +106,8 @@ def table() -> dict[str, Launcher]:
         _open_mpi("openmpi", prefix / "bin/mpirun", prefix / library, OPEN_MPI),
         Launcher("mpich", *mpich, environment=MPICH.local),
         _open_mpi("openmpi4", Path("/usr/bin/mpirun.openmpi"), debian, OPEN_MPI_4),
-        Launcher("impi", *intel, environment=INTEL_MPI.local),
-        Launcher("alone", None),
-    )
+        Launcher("impi", *intel, environment=INTEL_MPI.local), Launcher("alone", None),
+    )  # fmt: skip
     return {row.name: row for row in rows}
 
 

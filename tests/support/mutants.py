@@ -271,9 +271,8 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
 
     return Covered(
         {where: order(each) for where, each in found.items() if where not in at_import},
-        {name: order(each) for name, each in files.items()},
-        seconds,
-    )
+        {name: order(each) for name, each in files.items()}, seconds,
+    )  # fmt: skip
 
 
 def run(copy: Copy, mutant: Mutant, tests: list[str], *, whole: bool) -> list[str]:

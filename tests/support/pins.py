@@ -38,18 +38,16 @@ DIGITS = 16
 NODES = ([2], [3], [4], [7], [2, 2], [3, 2])
 CUTS = {
     "shared-memory": BufferCut(1 << 16, 1 << 16, True),
-    "shared-memory+mpi": BufferCut(1 << 10, 1 << 12, True),
-    "mpi": BufferCut(15_000, 15_000, True),
+    "shared-memory+mpi": BufferCut(1 << 10, 1 << 12, True), "mpi": BufferCut(15_000, 15_000, True),
     "torch": BufferCut(1 << 30, 1 << 30, False),
-}
+}  # fmt: skip
 COUNTS = (5, 40_003)
 """Elements of a buffer."""
 
 MPIRUNS = {
-    "openmpi5": "mpirun (Open MPI) 5.0.11",
-    "openmpi4": "mpirun (Open MPI) 4.1.4",
+    "openmpi5": "mpirun (Open MPI) 5.0.11", "openmpi4": "mpirun (Open MPI) 4.1.4",
     "hydra": "HYDRA build details:",
-}
+}  # fmt: skip
 REQUESTS = (
     "-n 1", "-n 3", "-n 1000", "-n auto", "-n 2 --launcher-options '--tag-output'", "--nodes 2",
     "-n 4 --nodes 2", "--ranks-per-node 2", "-n 2 --launcher mpirun", "-n 2 --launcher none",

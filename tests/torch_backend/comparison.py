@@ -32,11 +32,10 @@ EVERY_TYPE = (
 )  # fmt: skip
 FEW_TYPES = (torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64)
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "plain": lambda tensor: tensor,
-    "transposed": lambda tensor: tensor.t().contiguous().t(),
+    "plain": lambda tensor: tensor, "transposed": lambda tensor: tensor.t().contiguous().t(),
     "strided": lambda tensor: torch.stack([tensor, tensor], 2).flatten(1)[:, ::2],
     "offset": lambda tensor: torch.cat([tensor.new_ones(1), tensor.view(-1)])[1:].view_as(tensor),
-}
+}  # fmt: skip
 OPERATORS = {name: getattr(dist.ReduceOp, name) for name in (
     "SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG",
 )} | {"SCALED": dist._make_nccl_premul_sum(2.0)}  # fmt: skip

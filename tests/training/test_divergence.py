@@ -201,8 +201,7 @@ def test_a_batch_that_cannot_be_read_names_the_step(files, skips, message):
     training: Any = SimpleNamespace(
         batches=make_training_batches(Samples(files, skips=skips), Cut(2, 0, 1)),
         configuration=SimpleNamespace(on_bad_sample="skip" if skips else "stop"),
-        session=SimpleNamespace(world=SimpleNamespace(rank=0)),
-        workers=(0,),
-    )
+        session=SimpleNamespace(world=SimpleNamespace(rank=0)), workers=(0,),
+    )  # fmt: skip
     with pytest.raises(MpiddpError, match=f"{message}$"):
         list(trainer._read_batches(training, SimpleNamespace(position=Position(step=7))))

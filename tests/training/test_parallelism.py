@@ -306,14 +306,13 @@ def test_a_compiler_that_does_not_work_is_one_line(monkeypatch: pytest.MonkeyPat
 
 FEW = ("--data", "toy", "--samples", "160", "--epochs", "1")
 WAYS: dict[str, tuple[str, ...]] = {
-    "framework": FEW,
-    "schedule": (*FEW, "--sync", "ring"),
+    "framework": FEW, "schedule": (*FEW, "--sync", "ring"),
     "served": (*FEW, "--sync", "parameter-server"),
     "averaged": (*FEW, "--sync", "ring", "--average-every", "2"),
     "sharded": (*FEW, "--parallel", "fsdp"),
     "treated": (*FEW, "--optimizer=adamw", "--clip-norm=1", "--ema=0.9", "--on-nan=skip"),
     "searched": (*FEW, "--find-unused-parameters", "--batch-size", "auto"),
-}
+}  # fmt: skip
 EQUAL = ("schedule", "served", "sharded")
 """Ways whose result is that of ``framework`` up to rounding."""
 GOOD = ("dense", "integer", "frozen", "tied")

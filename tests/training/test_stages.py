@@ -198,10 +198,9 @@ TOY = ["--data", "toy", "--samples", "400", "--epochs", "1"]
 SYNC = {
     "framework": ["--sync", "framework", "--track-network"],
     "ring": ["--sync", "ring", "--overlap", "off"],
-    "overlapped": ["--sync", "ring", "--overlap", "on"],
-    "served": ["--sync", "parameter-server"],
+    "overlapped": ["--sync", "ring", "--overlap", "on"], "served": ["--sync", "parameter-server"],
     "apart": ["--sync", "parameter-server", "--server-placement", "dedicated"],
-}
+}  # fmt: skip
 GRADIENTS = 4 * (10 * 50 + 50 + 50 * 2 + 2)
 """Bytes of the mlp's gradients, for 10 features and 2 classes."""
 

@@ -46,10 +46,9 @@ def read_last(run: Path) -> dict[str, Any]:
 def test_synchronous_ways_reach_the_frameworks_accuracy(pool, tmp_path):
     # The digits of the test split are 359: one of them is a quarter of a point.
     ways = {
-        "plain": (),
-        "narrow": ("--sync", "ring", "--transport", "mpi", "--wire-dtype", "bfloat16"),
+        "plain": (), "narrow": ("--sync", "ring", "--transport", "mpi", "--wire-dtype", "bfloat16"),
         "served": (*SERVED, "--servers", "2"),
-    }
+    }  # fmt: skip
     ways = {name: ("--epochs", str(EPOCHS), *options) for name, options in ways.items()}
     _, rows = train_each(pool("openmpi", 2), tmp_path, ways)
     accuracy = {name: row["test_accuracy"] for name, row in rows.items()}
@@ -167,11 +166,10 @@ STEPS = 6
 def test_averages_after_each_plain_step_are_averages_of_gradients(pool, tmp_path):
     words = (*WORDS, "--momentum", "0", "--last-batch", "weighted", "--ema", "0.9")
     ways = {
-        "plain": (),
-        "each": ("--average-every", "1", "--sync", "ring"),
+        "plain": (), "each": ("--average-every", "1", "--sync", "ring"),
         "parts": ("--average-every", "1", "--accumulation-steps", "2"),
         "seldom": ("--average-every", "4"),
-    }
+    }  # fmt: skip
     lines = [
         [*words, *more, "--name", name, "--export", f"{name}.pt"] for name, more in ways.items()
     ]
