@@ -47,8 +47,9 @@ def pytest_report_header() -> list[str]:
     checks = os.environ.get("MPIDDP_CHECKS")
     return [
         *(f"MPI {row.name}: {row.mpirun}{' is missing' if row.missing() else ''}" for row in rows),
-        ", ".join(packages), *([f"before the tests: {checks}"] if checks else []),
-    ]  # fmt: skip
+        ", ".join(packages),
+        *([f"before the tests: {checks}"] if checks else []),
+    ]
 
 
 @pytest.fixture(scope="session", autouse=True)

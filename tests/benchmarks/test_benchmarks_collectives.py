@@ -284,9 +284,10 @@ def test_rates_are_those_of_nccl_tests():
 
 def test_the_table_shows_what_ran_rates_ratios_and_why_it_ended():
     times = {
-        (GLOO_ROW, M): [[8e-3] * 6], (MPI_ROW, M): [[4e-3] * 6],
+        (GLOO_ROW, M): [[8e-3] * 6],
+        (MPI_ROW, M): [[4e-3] * 6],
         (PRIVATE_OWN, M): [[1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3]],
-    }  # fmt: skip
+    }
     left_out = Refusal(
         quantity="all-reduce", contender="plain ring", at={"bytes": M}, reason="it only adds"
     )

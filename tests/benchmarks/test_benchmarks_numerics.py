@@ -67,8 +67,9 @@ def test_ranks_that_end_with_different_bits_are_named():
     # a server, kept for it.
     steps = (
         (Transfer(0, 3, 0, 1, True), Transfer(2, 0, 0, 1, True), Transfer(1, 2, 0, 1, True)),
-        (Transfer(1, 0, 0, 1, True), Transfer(3, 2, 0, 1, True)), (Transfer(0, 1, 0, 1, False),),
-    )  # fmt: skip
+        (Transfer(1, 0, 0, 1, True), Transfer(3, 2, 0, 1, True)),
+        (Transfer(0, 1, 0, 1, False),),
+    )
     schedule = Schedule(Collective.ALL_REDUCE, 4, 1, steps, (0, 1, 2))
     inputs = torch.tensor([[2048.0], [1.0], [1.0], [0.0]], dtype=torch.float16)
     assert summation.all_reduce(schedule, inputs, NATIVE).tolist() == [[2048], [2048], [2050]]

@@ -32,8 +32,9 @@ from prices import FULL, build, machines
 
 MACHINE = Machine(
     MessageCost(1e-6, 1e-10, (Piece(4096, 3e-6, 8e-11),)),
-    MessageCost(2e-5, 8e-10, (Piece(65536, 2e-4, 7e-10),)), adding=MessageCost(2e-7, 1e-10),
-)  # fmt: skip
+    MessageCost(2e-5, 8e-10, (Piece(65536, 2e-4, 7e-10),)),
+    adding=MessageCost(2e-7, 1e-10),
+)
 """A rendezvous from 4 KiB on inside nodes, from 64 KiB on between them."""
 NOISE = 0.01
 

@@ -110,9 +110,10 @@ def test_what_auto_could_not_run_is_left_out_with_the_reason():
     verdicts, left_out = choose([[make_rule(1e-5), central, wrong, unknown, busy, gloo]])
     assert verdicts[SECTION][0].chosen == RULE
     assert [text.partition(": ")[2][:30] for text in left_out] == [
-        "its servers contribute nothing", "its results were wrong",
+        "its servers contribute nothing",
+        "its results were wrong",
         "no algorithm is called 'theirs",
-    ]  # fmt: skip
+    ]
     with pytest.raises(ConfigurationError, match="nothing to choose from: expected a collective"):
         choose([[make_cell(RING, 1e-6)]])
 
@@ -182,9 +183,10 @@ def test_a_record_becomes_a_table(record, tmp_path, capsys):
     assert found.made["date"] == "today" and "secret" not in table.read_text()
     (section,) = found.sections
     assert section.ranges == (
-        Range(64, 8192, "direct", SHARED), Range(8193, 262144, "double-tree", MPI),
+        Range(64, 8192, "direct", SHARED),
+        Range(8193, 262144, "double-tree", MPI),
         Range(262145, 1 << 20, "ring", MPI),
-    )  # fmt: skip
+    )
     lines = [line for line in csv.read_text().splitlines() if not line.startswith("#")]
     assert lines == [
         "allreduce,8193,32768,tree,ll,-1,1,2,-1,-1",

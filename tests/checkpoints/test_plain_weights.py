@@ -63,7 +63,8 @@ WRAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
     "plain": (lambda state: state, ""),
     "of a script": (
         lambda state: {
-            "epoch": 3, "model_state_dict": state,
+            "epoch": 3,
+            "model_state_dict": state,
             "optimizer_state_dict": {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []},
         },
         "",
@@ -79,7 +80,7 @@ WRAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda state: {"state_dict": {"x": torch.ones(1)}, "state_dict_ema": state},
         "state_dict_ema",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("way", WRAPPED)

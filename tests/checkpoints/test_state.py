@@ -84,8 +84,9 @@ def read_all(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     """Copies of all state, in a form that can be compared."""
     return [
         [each.detach().clone() for each in model.parameters()],
-        copy.deepcopy(optimizer.state_dict()), torch.get_rng_state(),
-    ]  # fmt: skip
+        copy.deepcopy(optimizer.state_dict()),
+        torch.get_rng_state(),
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -108,9 +108,10 @@ def test_a_message_that_nobody_uses_leaves_before_a_neighbour_writes_there():
 def test_no_message_lands_where_a_neighbour_still_reads():
     # Rank 1 reads rank 0's first chunk in its memory, and rank 2's is on its way there.
     steps = [
-        [add(0, 1, 0), add(1, 0, 1)], [copy(2, 0, 0), add(2, 1, 0), add(2, 0, 1)],
+        [add(0, 1, 0), add(1, 0, 1)],
+        [copy(2, 0, 0), add(2, 1, 0), add(2, 0, 1)],
         [copy(1, 0, 0), copy(1, 2, 0), copy(0, 1, 1), copy(0, 2, 1)],
-    ]  # fmt: skip
+    ]
     schedule = all_reduce(3, 2, steps)
     prove(schedule)
     Graph(promises.compile_all(schedule, 8, [2, 1], BufferCut(2, 2, True))).check()

@@ -151,8 +151,9 @@ def test_limits_cores_and_threads_and_two_ranks_on_one_gpu(tmp_path):
     )
     options = {
         "python": write_wrapper(tmp_path, "ulimit -n 200", f'set -- -c "{bind}" "$@"'),
-        "patch": SHARED_GPU, "env": {"OMP_NUM_THREADS": "3"},
-    }  # fmt: skip
+        "patch": SHARED_GPU,
+        "env": {"OMP_NUM_THREADS": "3"},
+    }
     reading = examine("mpich", 2, cwd=tmp_path, exit_code=3, **options)
     warned = dict.fromkeys(("cores", "threads", "open files"), "warn")
     assert reading.bad() == {**warned, "GPUs": "fail"}

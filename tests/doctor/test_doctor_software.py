@@ -35,9 +35,10 @@ def test_the_digest_sees_content_names_and_nothing_else(tmp_path):
 
 
 ROWS = st.lists(
-    st.tuples(st.sampled_from(["P 1", "P 2"]), st.sampled_from(["t 1", "t 2"])), min_size=1,
+    st.tuples(st.sampled_from(["P 1", "P 2"]), st.sampled_from(["t 1", "t 2"])),
+    min_size=1,
     max_size=7,
-)  # fmt: skip
+)
 
 
 @given(ROWS)

@@ -21,9 +21,10 @@ from benchmarks.measure.training_loop.contenders import QUANTITY as LOOP
 
 SCRIPT = launchers.ROOT / "tests" / "gpu.sh"
 PARSERS = {
-    "allreduce": QUANTITIES["allreduce"].parse, "training-loop": LOOP.parse,
+    "allreduce": QUANTITIES["allreduce"].parse,
+    "training-loop": LOOP.parse,
     "checkpoint": CHECKPOINT.parse,
-}  # fmt: skip
+}
 DETACHED = "import subprocess as s; s.Popen(['sleep', '600'], start_new_session=True)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
 

@@ -19,8 +19,9 @@ AMD = {"sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 304\n"}
 INTEL = {"sys/class/drm/card0/device/vendor": "0x8086\n"}
 SLINGSHOT = {
     "sys/class/cxi/cxi1/device/properties/rdzv_get_en": "1\n",
-    "sys/class/cxi/cxi0/device/properties/rdzv_get_en": "1\n", "sys/class/net/hsn0/mtu": "9000\n",
-}  # fmt: skip
+    "sys/class/cxi/cxi0/device/properties/rdzv_get_en": "1\n",
+    "sys/class/net/hsn0/mtu": "9000\n",
+}
 ALT_READ = {path: text.replace("1", "0") for path, text in SLINGSHOT.items()}
 PLUGIN = {"opt/plugin/lib/libnccl-net.so": "", "opt/rccl/librccl-net.so": ""}
 PATH = {"LD_LIBRARY_PATH": ":/nowhere:/opt/plugin/lib:relative"}
@@ -30,9 +31,10 @@ def verbs(name, state="4: ACTIVE", layer="InfiniBand", driver="mlx5_core"):
     """A card as the kernel shows it (Documentation/ABI/stable/sysfs-class-infiniband)."""
     port = f"sys/class/infiniband/{name}/ports/1"
     return {
-        f"{port}/state": f"{state}\n", f"{port}/link_layer": f"{layer}\n",
+        f"{port}/state": f"{state}\n",
+        f"{port}/link_layer": f"{layer}\n",
         f"sys/class/infiniband/{name}/device/driver": f"-> sys/bus/pci/drivers/{driver}",
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture

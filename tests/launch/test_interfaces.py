@@ -166,9 +166,10 @@ NAMES = st.sampled_from(
 )
 ITEMS = st.sampled_from(["lo", "eth", "eth0", "eth1", "ib", "ib0", "e", "ens1f0", "docker", "hsn0"])
 RULES = st.builds(
-    lambda prefix, items: prefix + ",".join(items), st.sampled_from(["", "=", "^", "^="]),
+    lambda prefix, items: prefix + ",".join(items),
+    st.sampled_from(["", "=", "^", "^="]),
     st.lists(ITEMS, min_size=1, max_size=3),
-)  # fmt: skip
+)
 
 
 def admitted_by_nccl(value: str, name: str) -> bool:

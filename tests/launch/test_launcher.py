@@ -179,9 +179,10 @@ TABLE |= {environment.SLURM_JOB_TASKS, environment.SLURM_HETEROGENEOUS_SIZE}
 TABLE |= {f"{environment.SLURM_HETEROGENEOUS_TASKS}{number}" for number in (0, 1)}
 TABLE.update(environment.MANAGER_HINTS)
 VALUES = st.one_of(
-    st.integers(-2, 6).map(str), st.sampled_from(["", " 1 ", "1_0", "²", "٣", "x", "1e3", "99999"]),
+    st.integers(-2, 6).map(str),
+    st.sampled_from(["", " 1 ", "1_0", "²", "٣", "x", "1e3", "99999"]),
     st.text("012-+_. ²٣½x", max_size=4),
-)  # fmt: skip
+)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(TABLE)), VALUES))

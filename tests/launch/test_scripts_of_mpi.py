@@ -113,9 +113,10 @@ STARTS = """
                 print(said.split(), flush=True)
 """
 ALLOWED = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}  # fmt: skip
+}
 
 
 @pytest.mark.mpi

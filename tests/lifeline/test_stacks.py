@@ -387,9 +387,10 @@ def test_a_job_stands_still_if_all_say_so_twice():
         10.0,
         StallHandlers(
             lambda callback, name: callback(["node0", "node1"], said if name == "idle" else {}),
-            lambda *_: None, lambda reason, *_: ended.append(reason),
+            lambda *_: None,
+            lambda reason, *_: ended.append(reason),
         ),
-    )  # fmt: skip
+    )
     # One that does not answer may move; and so may one that was stopped with all others.
     for idle in ([20.0], [20.0], [20.0, 20.0], [0.0, 20.0], [20.0, 20.0], [20.0, 20.0]):
         assert not ended

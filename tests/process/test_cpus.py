@@ -15,8 +15,9 @@ from mpiddp.process.cpus import count_cores, count_shared_cores, find_cpus, find
 JOB = "0::/system.slice/job_7/step_0"
 GROUPS = {
     "system.slice/job_7/step_0/cpu.max": "max 100000",
-    "system.slice/job_7/cpu.max": "300000 100000", "system.slice/job_8/cpu.max": "100000 100000",
-}  # fmt: skip
+    "system.slice/job_7/cpu.max": "300000 100000",
+    "system.slice/job_8/cpu.max": "100000 100000",
+}
 OLD = {"cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1", "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000"}
 """The first control groups."""
 AROUND = {"cpu,cpuacct/a/cpu.cfs_quota_us": "150000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"}

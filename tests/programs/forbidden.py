@@ -69,11 +69,12 @@ def try_calls(session: mpiddp.Session) -> dict[str, object]:
     choices |= {
         "what": (
             *(("all_reduce", name) for name in ("auto", "ring", "direct", "two-level")),
-            *(("reduce", name) for name in battery.ROOTED[:3]), ("reduce_scatter", "auto"),
+            *(("reduce", name) for name in battery.ROOTED[:3]),
+            ("reduce_scatter", "auto"),
         ),
         "reduction": ("default",),
         "fixed order": (False,),
-    }  # fmt: skip
+    }
     rows = battery.cover(choices)
     wrong = [fault for row in rows for fault in battery.make_call(row, rank, size)]
     said = hear(lambda: mpiddp.all_reduce(torch.ones(1), transport="shared-memory"))

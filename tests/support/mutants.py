@@ -271,8 +271,9 @@ def cover(copy: Copy, folder: str, tests: list[str]) -> Covered:
 
     return Covered(
         {where: order(each) for where, each in found.items() if where not in at_import},
-        {name: order(each) for name, each in files.items()}, seconds,
-    )  # fmt: skip
+        {name: order(each) for name, each in files.items()},
+        seconds,
+    )
 
 
 def run(copy: Copy, mutant: Mutant, tests: list[str], *, whole: bool) -> list[str]:

@@ -45,9 +45,10 @@ COUNTS = (5, 40_003)
 """Elements of a buffer."""
 
 MPIRUNS = {
-    "openmpi5": "mpirun (Open MPI) 5.0.11", "openmpi4": "mpirun (Open MPI) 4.1.4",
+    "openmpi5": "mpirun (Open MPI) 5.0.11",
+    "openmpi4": "mpirun (Open MPI) 4.1.4",
     "hydra": "HYDRA build details:",
-}  # fmt: skip
+}
 REQUESTS = (
     "-n 1", "-n 3", "-n 1000", "-n auto", "-n 2 --launcher-options '--tag-output'", "--nodes 2",
     "-n 4 --nodes 2", "--ranks-per-node 2", "-n 2 --launcher mpirun", "-n 2 --launcher none",

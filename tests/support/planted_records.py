@@ -237,6 +237,7 @@ if __name__ == "__main__":
         Path(sys.argv[1]),
         chain(
             make_cells(Planted(places=((4, 2), (8, 2), (16, 4)), slow_rank=5, rounds=20)),
-            make_messages(), make_pairs(8, {(1, 2): 1.9, (5, 0): 2.6}),
+            make_messages(),
+            make_pairs(8, {(1, 2): 1.9, (5, 0): 2.6}),
         ),
-    )  # fmt: skip
+    )

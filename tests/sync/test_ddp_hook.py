@@ -35,9 +35,10 @@ def make_model() -> nn.Module:
 def train(rank: int, synchronization: Synchronization | None) -> tuple[torch.Tensor, dict]:
     """The trained parameters, flat; and what is to be said of the buckets."""
     model = DistributedDataParallel(
-        make_model(), bucket_cap_mb=BUCKET_MEGABYTES,
+        make_model(),
+        bucket_cap_mb=BUCKET_MEGABYTES,
         gradient_as_bucket_view=synchronization is not None,
-    )  # fmt: skip
+    )
     hook = attach(synchronization, model) if synchronization is not None else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     samples = torch.Generator().manual_seed(rank)

@@ -428,9 +428,10 @@ def test_weights_and_biases_is_called_as_its_documentation_says(monkeypatch):
             "config": {"epochs": 2}, "resume": resume,
         }  # fmt: skip
         assert calls == [
-            ("init", (), given), ("log", ({"loss": 1.0},), {"step": 90}),
+            ("init", (), given),
+            ("log", ({"loss": 1.0},), {"step": 90}),
             ("finish", (), {"exit_code": 1}),
-        ]  # fmt: skip
+        ]
 
 
 def run_trainer(session: Session, folder: Path, *words: str) -> None:

@@ -46,9 +46,10 @@ def read_last(run: Path) -> dict[str, Any]:
 def test_synchronous_ways_reach_the_frameworks_accuracy(pool, tmp_path):
     # The digits of the test split are 359: one of them is a quarter of a point.
     ways = {
-        "plain": (), "narrow": ("--sync", "ring", "--transport", "mpi", "--wire-dtype", "bfloat16"),
+        "plain": (),
+        "narrow": ("--sync", "ring", "--transport", "mpi", "--wire-dtype", "bfloat16"),
         "served": (*SERVED, "--servers", "2"),
-    }  # fmt: skip
+    }
     ways = {name: ("--epochs", str(EPOCHS), *options) for name, options in ways.items()}
     _, rows = train_each(pool("openmpi", 2), tmp_path, ways)
     accuracy = {name: row["test_accuracy"] for name, row in rows.items()}
