@@ -78,16 +78,23 @@ def describe_environment(launcher: DescribedLauncher | None) -> dict[str, Any]:
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *sys.orig_argv[1:]]), "python": platform.python_version(),
-        "packages": {name: find_version(name) for name in PACKAGES}, "commit": find_commit(),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "python": platform.python_version(),
+        "packages": {name: find_version(name) for name in PACKAGES},
+        "commit": find_commit(),
         "launcher": launcher.title if launcher is not None else None,
         "nodes": launcher.nodes if launcher is not None else None,
-        "mpi_library": find_mpi_library(launcher), "processor": find_processor(),
-        "cores": psutil.cpu_count(logical=False), "hardware_threads": psutil.cpu_count(),
-        "usable_hardware_threads": len(find_cpus()), "memory_bytes": psutil.virtual_memory().total,
+        "mpi_library": find_mpi_library(launcher),
+        "processor": find_processor(),
+        "cores": psutil.cpu_count(logical=False),
+        "hardware_threads": psutil.cpu_count(),
+        "usable_hardware_threads": len(find_cpus()),
+        "memory_bytes": psutil.virtual_memory().total,
         "kernel": f"{platform.system()} {platform.release()}",
-        "load_average": list(os.getloadavg()), "threads_per_process": THREADS, "binding": "none",
-    }  # fmt: skip
+        "load_average": list(os.getloadavg()),
+        "threads_per_process": THREADS,
+        "binding": "none",
+    }
 
 
 def find_version(package: str) -> str | None:

@@ -226,9 +226,8 @@ def describe_seconds(seconds: float) -> str:
     rounded = float(f"{seconds:.3g}")
     if rounded >= 1000:
         return f"{seconds:,.0f} s"
-    scale, unit = next(
-        (pair for pair in ((1.0, "s"), (1e-3, "ms")) if rounded >= pair[0]), (1e-6, "µs")
-    )
+    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+    scale, unit = next((each for each in units if rounded >= each[0]), units[-1])
     return f"{rounded / scale:.3g} {unit}"
 
 
@@ -238,9 +237,12 @@ def describe_value(value: float, unit: str) -> str:
         return describe_seconds(value) if value >= 0 else f"-{describe_seconds(-value)}"
     if unit == SHARE:
         return f"{value:.0%}"
-    # From 100 on, or 999.9 would be 1e+03.
-    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return f"{text} {unit}" if unit != SPEED else f"{text} ×"
+    return f"{describe_number(value)} {'×' if unit == SPEED else unit}"
+
+
+def describe_number(value: float) -> str:
+    """Three figures, or all before the point: 999.9 is 1,000, not 1e+03."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def describe_interval(

@@ -315,8 +315,7 @@ def _measure_below(bars: Bars) -> float:
 def draw_bars(axis: Axes, bars: Bars) -> None:
     """From 0, each below its name and its value; points in the order of rounds, so that a drift
     shows as a slope."""
-    box = axis.get_window_extent()
-    width = box.width
+    width, room = axis.get_window_extent().size
     places = _find_places(bars, width)
     for bar, bottom in zip(bars.bars, places[1:], strict=True):
         place = bottom - GAP - BAR / 2
@@ -324,7 +323,7 @@ def draw_bars(axis: Axes, bars: Bars) -> None:
         text = _break_text(bars, bar, width)
         axis.text(0, place - BAR / 2 - 1, text, va="bottom", linespacing=1.2)
     # Bars are as high beside others that are more.
-    height = max(places[-1], box.height - _measure_below(bars))
+    height = max(places[-1], room - _measure_below(bars))
     axis.set_ylim(height, 0)
     axis.set_xlim(left=0)
     axis.locator_params(axis="x", nbins=max(3, int(width / 60)))

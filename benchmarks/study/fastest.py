@@ -183,8 +183,8 @@ def draw_map(path: Path, rows: Sequence[FastestRow], note: str) -> None:
                 axis.barh(place, each.width, 1.0, math.log2(each.low), color=colour, alpha=0.4)
         for region in find_regions(rows):
             _write_name(axis, region)
-        every = [each for row in rows for each in row.ranges]
-        low, high = every[0].low, every[-1].high
+        ranges = rows[0].ranges
+        low, high = ranges[0].low, ranges[-1].high
         ticks = [1 << bits for bits in range(0, 60, 2) if low <= 1 << bits <= high]
         places = [math.log2(tick) for tick in ticks]
         axis.set_xticks(places, [describe_size(tick) for tick in ticks])

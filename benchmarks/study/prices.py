@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.records.machines import describe_place
-from benchmarks.records.options import SPEED, describe_seconds, describe_value, format_rows
+from benchmarks.records.options import SPEED, describe_number, describe_seconds, format_rows
 from benchmarks.records.schema import RecordWriter, make_cell
 from benchmarks.records.statistics import exact
 from benchmarks.show.charts import Chart, ChartLine, choose_lines
@@ -149,7 +149,7 @@ def _describe_row(row: PriceRow, table: Table, places: Sequence[int]) -> list[st
     for place in places:
         price, ratio = row.prices[place], ratios[place]
         mark = "" if price.source == SIMULATED else "~"
-        share = f"({describe_value(ratio, '').rstrip()})"
+        share = f"({describe_number(ratio)})"
         cells += [mark + describe_seconds(price.seconds), "" if math.isnan(ratio) else share]
     return [row.name, f"{row.steps:,}", *cells]
 

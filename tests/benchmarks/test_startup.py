@@ -341,9 +341,7 @@ def test_contenders_ask_for_the_same_nodes():
 
 
 @pytest.mark.parametrize("total", [1, 2])
-def test_the_plain_script_tells_when_its_sum_was_known_and_notices_a_wrong_one(
-    total, monkeypatch, capsys
-):
+def test_the_plain_script_tells_when_its_sum_was_known(total, monkeypatch, capsys):
     """On two ranks, of which the other one gives its 1 or nothing."""
     fakes = {"get_world_size": lambda: 2, "get_rank": int, "init_process_group": str,
              "destroy_process_group": int, "all_reduce": lambda it: it.fill_(total)}  # fmt: skip

@@ -138,7 +138,7 @@ def test_in_memory_nothing_races_and_nearly_every_wait_is_needed():
                     found.append((*programs[:rank], changed, *programs[rank + 1 :]))
     # The others say what an earlier wait for somebody else implies.
     assert sum(map(is_refused, found[::5])) >= 0.9 * len(found[::5])
-    # Who was the last to write to rank 1 has waited for rank 2, which had read there before.
+    # The last to write to rank 1 has waited until rank 2 had read there.
     chain = all_reduce(3, 1, [[add(0, 1)], [add(1, 2)], [copy(2, 0)], [copy(0, 1)]])
     assert find_dependencies(chain, 1, range(3)).leaving == {0: done_stage(3)}
 

@@ -125,8 +125,10 @@ if "wait" in sys.argv:
         print("no child")
 if "much" in sys.argv:
     print("\\n".join(f"line {number} " + "x" * (number % 90) for number in range(20000)))
-if "closed" in sys.argv:
-    os.dup2(os.open(log_dir / "own", os.O_CREAT | os.O_RDWR), redirection._control)
+    sys.stdout.flush()
+    sys.modules[redirect.__module__].DRAIN_SECONDS = 60.0
+    redirection.drain()
+    assert "line 19999 " in (log_dir / "rank-3.out").read_text()
 sys.stdout.write("no end, ")
 if "cut" in sys.argv:
     sys.stdout.flush()
@@ -160,13 +162,11 @@ def test_a_report_reaches_the_console_once():
 
 
 def test_labels_and_logs_of_much_output(tmp_path):
-    result = run(str(tmp_path), "all", "label", "wait", "much", "closed")
+    result = run(str(tmp_path), "all", "label", "wait", "much")
     lines = [f"line {number} " + "x" * (number % 90) for number in range(20000)]
     # What writes is no child of the rank.
     said = ["from python", FILES, "from C", "from a child", "no child", *lines, "no end, "]
     assert (tmp_path / "rank-3.out").read_text() == "\n".join(said)
-    # What the script has opened in place of what it closed is its own.
-    assert (tmp_path / "own").read_text() == ""
     assert result.stdout == "".join(f"[3@{HOST}] {line}\n" for line in said)
     assert result.stderr == f"[3@{HOST}] warning\n"
 
@@ -227,6 +227,20 @@ def test_a_launcher_gets_whole_lines_in_portions_that_it_reads_at_once(monkeypat
     console.write_lines(b"line\n")
     assert console.is_gone
     os.close(own)
+
+
+def test_the_writer_is_asked_but_nobody_whom_the_script_has_in_its_place():
+    redirection = Redirection()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        redirection._control, redirection._inode = ours.fileno(), os.fstat(ours.fileno()).st_ino
+        theirs.send(ANSWER)
+        redirection.drain()
+        assert theirs.recv(10) == ASK
+        redirection._inode += 1
+        redirection.drain()
+        # The answer was read, and nobody else is asked.
+        assert select.select([ours, theirs], [], [], 0)[0] == []
 
 
 def test_the_writer_wakes_for_a_line_that_waits_and_answers_when_all_is_written():

@@ -188,21 +188,17 @@ def test_a_deadline_says_where_the_late_ranks_were(ranks, monkeypatch, tmp_path)
     assert re.search(where, error.__notes__[0])
 
 
-def look_late(patch, pause):
-    """The next call looks at nothing before all ranks have answered, and ``pause(call)``."""
+def test_a_caller_that_is_stopped_for_a_moment_misses_nothing(ranks, capsys, monkeypatch):
     step = call.Call._step
 
-    def look(own, _):
-        patch.setattr(call.Call, "_step", step)
-        calls = [member.calls for member in own._job.members]
-        until(lambda: len(select.select(calls, [], [], 0)[0]) == len(calls), "the answers")
-        pause(own)
+    def look_late(self, end):
+        """What was to come by ``end`` has come, and nobody has looked."""
+        monkeypatch.setattr(call.Call, "_step", step)
+        calls = [member.calls for member in ranks.members]
+        until(lambda: len(select.select(calls, [], [], 0)[0]) == RANKS, "the answers")
+        time.sleep(max(0.0, end - time.monotonic()))
 
-    patch.setattr(call.Call, "_step", look)
-
-
-def test_a_caller_that_is_stopped_for_a_moment_misses_nothing(ranks, capsys, monkeypatch):
-    look_late(monkeypatch, lambda _: time.sleep(0.1))
+    monkeypatch.setattr(call.Call, "_step", look_late)
     monkeypatch.setattr(call, "PRINT_SECONDS", 0.0)
     # More than is read at once, and less than a socket holds.
     ranks.within(0.1).run(called.print_block, 100_000)
@@ -318,14 +314,12 @@ def test_ranks_that_end_after_a_call_are_named_and_start_again(capsys, monkeypat
         own.restart()
         assert capsys.readouterr() == ("", "")
 
-        await_output = call.Call._await_output
-
         def lose(running):
             os.kill(running._job.members[1].process, signal.SIGKILL)
             running._job.starter.wait(SECONDS)
-            await_output(running)
+            running._step(0.0)
 
-        # All have answered: the call does not tell of the loss.
+        # All have answered: the call hears of the loss, and does not tell.
         with mock.patch("mpiddp.remote.call.Call._await_output", lose):
             assert own.run(called.nothing) == [None] * 2
         # What is said of the old ranks does not need new ones.

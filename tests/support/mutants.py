@@ -354,7 +354,8 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="which tests kill nothing alone?")
     parser.add_argument("--covered", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    tests = options.tests or ["tests/" + options.folder.rstrip("/").partition("/")[2]]
+    package, _, room = options.folder.rstrip("/").partition("/")
+    tests = options.tests or [f"tests/{room if package == 'mpiddp' else package}"]
     if options.covered:
         return run_covered(tests, options.covered)
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()

@@ -108,8 +108,8 @@ def _spread(machine: Machine, size: int) -> Machine:
     A part of the model stands for several of mpiddp's, which take no longer messages' protocol.
     """
     inside, between = (
-        MessageCost(float(cost.delay(size)), float(cost.occupation(size)) / size)
-        for cost in (machine.inside, machine.between)
+        MessageCost(float(each.delay(size)), float(each.occupation(size)) / size)
+        for each in (machine.inside, machine.between)
     )
     addition = float(machine.addition_seconds(size)) / size
     return Machine(inside, between, addition, machine.shared)

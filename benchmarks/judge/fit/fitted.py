@@ -118,9 +118,12 @@ def fit_records(records: Sequence[Record], contender: str | None, type_: str) ->
             both_ways |= {} if ratio is None else {link: ratio}
     added = [cell for cell in _list_cells(records, REDUCTION) if cell.at["type"] == type_]
     return Fit(
-        contender=contender, environment=records[0].environment, links=links,
-        addition=_fit(added, f"of additions of {type_}") if added else None, both_ways=both_ways,
-    )  # fmt: skip
+        contender=contender,
+        environment=records[0].environment,
+        links=links,
+        addition=_fit(added, f"of additions of {type_}") if added else None,
+        both_ways=both_ways,
+    )
 
 
 def _compare(cells: Sequence[Cell], curve: Curve) -> float | None:

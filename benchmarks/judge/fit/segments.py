@@ -153,10 +153,15 @@ def _describe(
         start = _find_break(lines[place - 1], lines[place], size[low - 1 : low + 1])
         between = (float(size[low - 1]), float(size[low]))
     return Segment(
-        start=start, latency=float(latency), seconds_per_byte=float(per_byte),
-        break_between=between, largest=float(size[high - 1]), points=high - low,
-        error=float(np.median(errors)), largest_error=float(errors.max()),
-    )  # fmt: skip
+        start=start,
+        latency=float(latency),
+        seconds_per_byte=float(per_byte),
+        break_between=between,
+        largest=float(size[high - 1]),
+        points=high - low,
+        error=float(np.median(errors)),
+        largest_error=float(errors.max()),
+    )
 
 
 def _find_break(before: tuple[float, float], after: tuple[float, float], between: Floats) -> float:

@@ -30,12 +30,17 @@ SLOW_SHARE = 0.5
 def list_alerts(material: Material) -> list[Alert]:
     """What is wrong comes first, then what is missing, then what is slow."""
     return [
-        *_list_wrong(material), *_list_reasons(material, "failure", "Failed or wrong"),
-        *_list_incomplete(material), *_list_missed(material),
+        *_list_wrong(material),
+        *_list_reasons(material, "failure", "Failed or wrong"),
+        *_list_incomplete(material),
+        *_list_missed(material),
         *_list_reasons(material, "refusal", "Refused, and so not measured"),
-        *_list_differences(material), *_list_slow_ranks(material), *_list_slow_links(material),
-        *_list_guidelines(material), *_list_short(material),
-    ]  # fmt: skip
+        *_list_differences(material),
+        *_list_slow_ranks(material),
+        *_list_slow_links(material),
+        *_list_guidelines(material),
+        *_list_short(material),
+    ]
 
 
 def _describe(measured: Measured) -> str:

@@ -125,7 +125,8 @@ class Redirection:
         """Where standard error is written, directly or by the writer."""
         self.console: int | None = None
         """The console, for reports, if standard error does not lead there."""
-        self._control: int | None = None
+        self._control = self._inode = -1
+        """The socket to the writer; another inode is what a script has opened in its place."""
         self._process = os.getpid()
 
     def write_console(self, text: str) -> None:
@@ -139,13 +140,12 @@ class Redirection:
 
         A launcher may end what its ranks have started as soon as they have gone.
         """
-        if self._control is None or os.getpid() != self._process:
-            return
-        # If a script has closed it, and opened something else by its number, it is no socket.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._control)) as control:
-            control.send(ASK)
-            control.settimeout(DRAIN_SECONDS)
-            control.recv(len(ANSWER))
+        with contextlib.suppress(OSError):
+            if os.getpid() == self._process and os.fstat(self._control).st_ino == self._inode:
+                with socket.socket(fileno=os.dup(self._control)) as control:
+                    control.send(ASK)
+                    control.settimeout(DRAIN_SECONDS)
+                    control.recv(len(ANSWER))
 
     def _finish(self) -> None:
         """At the end of the interpreter, which flushes its streams later."""
@@ -173,7 +173,7 @@ def redirect(output: RankOutput, rank: int) -> Redirection:
             stream.flush()
     if is_shown:
         label = f"[{rank}@{socket.gethostname()}] " if output.label else None
-        found._control = _start_writer(logs, label)
+        found._control, found._inode = _start_writer(logs, label)
         atexit.register(found._finish)
     else:
         found.console = _duplicate(2)
@@ -226,8 +226,8 @@ def _write_directly(logs: dict[int, int]) -> None:
         os.close(descriptor)
 
 
-def _start_writer(logs: dict[int, int], label: str | None) -> int:
-    """Let both streams end in a process that writes them. Returns a descriptor to ask it by."""
+def _start_writer(logs: dict[int, int], label: str | None) -> tuple[int, int]:
+    """Let both streams end in a process that writes them; its socket's descriptor, and inode."""
     own, its = socket.socketpair()
     rows, channels = [], {}
     for number in STREAMS:
@@ -245,7 +245,7 @@ def _start_writer(logs: dict[int, int], label: str | None) -> int:
         os.close(channel)
     for descriptor in given:
         os.close(descriptor)
-    return own.detach()
+    return own.fileno(), os.fstat(own.detach()).st_ino
 
 
 def _open_channel(console: int | None) -> tuple[int, int]:
