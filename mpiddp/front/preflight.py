@@ -21,8 +21,9 @@ from mpiddp.launch.script.command_line import CommandLine
 from mpiddp.launch.script.front_options import FrontOptions
 from mpiddp.wording import count_noun
 
-STAGE_SECONDS = 10
-"""Time limit of each of the doctor's stages: a node that hangs is found, too."""
+STAGE_SECONDS = 60
+"""Time limit of each of the doctor's stages: a node that hangs is found, too. Nodes that read torch
+from a shared file system for the first time need tens of seconds for that."""
 SHOWN_LINES = 3
 """Of the ranks' errors, if there is no report."""
 DIRECTORIES = ("run directory", "data directory")
