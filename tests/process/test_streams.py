@@ -125,10 +125,6 @@ if "wait" in sys.argv:
         print("no child")
 if "much" in sys.argv:
     print("\\n".join(f"line {number} " + "x" * (number % 90) for number in range(20000)))
-    sys.stdout.flush()
-    sys.modules[redirect.__module__].DRAIN_SECONDS = 60.0
-    redirection.drain()
-    assert "line 19999 " in (log_dir / "rank-3.out").read_text()
 sys.stdout.write("no end, ")
 if "cut" in sys.argv:
     sys.stdout.flush()
@@ -265,6 +261,23 @@ def test_the_writer_wakes_for_a_line_that_waits_and_answers_when_all_is_written(
         call.finish(SECONDS)
     for descriptor in (source, shown, console):
         os.close(descriptor)
+
+
+ASKED = """
+import os, select, sys
+from mpiddp.process.streams import output
+shown, console = os.pipe()
+os.dup2(console, sys.stdout.fileno())
+redirection = output.redirect(output.RankOutput(label=True), 3)
+output.DRAIN_SECONDS = 60.0
+print("no end", end="", flush=True)
+redirection.drain()
+assert select.select([shown], [], [], 0)[0]
+"""
+
+
+def test_who_asks_the_writer_has_his_last_line_shown_at_once():
+    assert launchers.run_python("-c", ASKED).returncode == 0
 
 
 def test_what_is_left_at_the_end_is_given_out_before_the_writer_is_waited_for(monkeypatch):
