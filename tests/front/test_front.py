@@ -172,7 +172,7 @@ def test_the_help_has_a_line_for_every_command():
 
 @pytest.fixture
 def dry(folder, monkeypatch, capsys):
-    """The words of the line that --dry-run prints; those of pins.json are not repeated here."""
+    """The words of the line that --dry-run prints."""
 
     def read(*words: str) -> list[str]:
         assert call(["--dry-run", *words], monkeypatch) == 0
@@ -349,6 +349,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(either_launcher, folder):
         ("--nodes 2 hello.py", "--nodes counts the nodes of a job"),
         ("--launcher /no/mpirun hello.py", "'/no/mpirun' is not a program"),
         ('--launcher-options "\'" -n 1 hello.py', "cannot be split into words"),
+        ("--launcher srun hello.py", "this shell has none: submit jobs/run.sbatch, or get one"),
         ("--launcher none -n 1 hello.py", "leave out -n, --nodes and --ranks-per-node"),
         ("--launcher none --launcher-options -v hello.py", "and --launcher is none"),
         ("--launcher none --debug hello.py", "--debug is for ranks that are started here"),
