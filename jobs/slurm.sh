@@ -13,7 +13,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 
 # A job that was submitted from within an array's task has inherited that one's variables.
 if [ -n "${SLURM_ARRAY_TASK_ID:-}" ] &&
-    timeout 10 scontrol show job "$SLURM_JOB_ID" 2>/dev/null |
+    timeout 100 scontrol show job "$SLURM_JOB_ID" 2>/dev/null |
     grep "^JobId=$SLURM_JOB_ID JobName=" >/dev/null; then
     unset "${!SLURM_ARRAY_@}"
 fi

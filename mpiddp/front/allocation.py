@@ -15,8 +15,9 @@ from mpiddp.errors import ConfigurationError
 from mpiddp.launch.launcher.hostnames import expand_hostnames
 from mpiddp.wording import count_noun
 
-ANSWER_SECONDS = 10.0
-"""How long Slurm may take to answer."""
+ANSWER_SECONDS = 100.0
+"""How long Slurm may take to answer: its own programs wait for a busy slurmctld for MessageTimeout,
+of which Slurm warns from here on (its default is 10)."""
 LOST_STATES = frozenset({"DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN"})
 
 

@@ -42,6 +42,8 @@ PATIENCE_SECONDS = 5.0
 STILL_RUNNING = b"""\
 mpiddp: ranks still run (python -m mpiddp stacks shows where): a second Ctrl-C kills them
 """
+SLURM_SECONDS = 10.0
+"""How long it may take to answer once a signal has come: what Slurm ends has 30 (KillWait)."""
 PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -373,7 +375,7 @@ def is_ended_by_slurm() -> bool:
     if not job:
         return False
     with contextlib.suppress(ConfigurationError):
-        said = ask("scontrol", "--oneliner", "show", "job", job)
+        said = ask("scontrol", "--oneliner", "show", "job", job, seconds=SLURM_SECONDS)
         lines = [line for line in said.splitlines() if line.startswith(f"JobId={job} ")]
         return any(" JobState=RUNNING " not in line for line in lines)
     return False
@@ -426,15 +428,13 @@ def _signal_step(srun: int, number: int) -> bool:
     sbatch --signal=B:TERM@60) comes to this process only.
     """
     with contextlib.suppress(ConfigurationError):
-        step = find_step(
-            ask("scontrol", "--oneliner", "show", "step", os.environ[environment.SLURM_JOB_ID]),
-            os.uname().nodename.partition(".")[0],
-            srun,
-        )
+        job, host = os.environ[environment.SLURM_JOB_ID], os.uname().nodename.partition(".")[0]
+        said = ask("scontrol", "--oneliner", "show", "step", job, seconds=SLURM_SECONDS)
+        step = find_step(said, host, srun)
         if step is None:
             return False
         name = signal.Signals(number).name.removeprefix("SIG")
-        ask("scancel", "--quiet", f"--signal={name}", step)
+        ask("scancel", "--quiet", f"--signal={name}", step, seconds=SLURM_SECONDS)
     return True
 
 
