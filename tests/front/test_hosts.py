@@ -342,7 +342,7 @@ def test_a_signal_ends_the_questions_at_once(other_ssh, tmp_path, number, answer
         job.send_signal(number)
         assert job.wait(reachability.ANSWER_SECONDS - 5) == 128 + number
         assert b"restart 1" not in job.stderr.read()
-    assert not find_left(mark)
+    launchers.until(lambda: not find_left(mark), "the end of what was asked", 30)
 
 
 SCRIPT = """

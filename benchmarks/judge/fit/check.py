@@ -111,8 +111,7 @@ def _spread(machine: Machine, size: int) -> Machine:
         MessageCost(float(each.delay(size)), float(each.occupation(size)) / size)
         for each in (machine.inside, machine.between)
     )
-    addition = float(machine.addition_seconds(size)) / size
-    return Machine(inside, between, addition, machine.shared)
+    return Machine(inside, between, float(machine.addition_seconds(size)) / size, machine.shared)
 
 
 def find_choice(cell: Cell) -> Choice | None:
@@ -178,14 +177,12 @@ def describe_checks(checks: Sequence[Check]) -> Iterator[str]:
              "steps", "ratio", "")]  # fmt: skip
     for check in checks:
         cell = check.cell
-        rows.append(
-            (
-                str(check.choice), cell.quantity, cell.contender, f"{cell.ranks} on {cell.nodes}",
-                describe_size(cell.bytes), describe_seconds(cell.summary.median),
-                describe_seconds(check.predicted), "flowing" if check.flows else "in turn",
-                f"{check.ratio:.2f}", "off" if check.is_off else "",
-            )
-        )  # fmt: skip
+        rows.append((
+            str(check.choice), cell.quantity, cell.contender, f"{cell.ranks} on {cell.nodes}",
+            describe_size(cell.bytes), describe_seconds(cell.summary.median),
+            describe_seconds(check.predicted), "flowing" if check.flows else "in turn",
+            f"{check.ratio:.2f}", "off" if check.is_off else "",
+        ))  # fmt: skip
     yield from (line.rstrip() for line in format_rows(rows))
     off = [check for check in checks if check.is_off]
     yield ""

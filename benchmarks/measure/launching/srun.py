@@ -75,7 +75,9 @@ class Srun:
         """The ranks that a step of so many has on each node, by the node's name."""
         script = 'echo "$SLURM_PROCID $SLURMD_NODENAME"'
         program, *words = self.command_without_mpi(ranks)
-        rows = [row.split() for row in _ask(Path(program), *words, "sh", "-c", script).splitlines()]
+        # Like every step, this one may have to wait for its nodes.
+        text = _ask(Path(program), *words, "sh", "-c", script, seconds=None)
+        rows = [row.split() for row in text.splitlines()]
         places: dict[str, list[int]] = {}
         for rank, name in sorted((int(rank), name) for rank, name in rows):
             places.setdefault(name, []).append(rank)
@@ -141,13 +143,13 @@ def _count_nodes(srun: Path) -> int:
     return len(usable)
 
 
-def _ask(program: Path, *arguments: str) -> str:
+def _ask(program: Path, *arguments: str, seconds: float | None = ANSWER_SECONDS) -> str:
     try:
         answer = subprocess.run(
             [str(program), *arguments],
             capture_output=True,
             text=True,
-            timeout=ANSWER_SECONDS,
+            timeout=seconds,
             env=clean_environment(kept=_KEPT),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
