@@ -214,8 +214,8 @@ def test_srun_without_a_step_ends_itself(monkeypatch, step):
     asked, sent = [], []
     host = os.uname().nodename.partition(".")[0]
 
-    def answer(*command: str) -> str:
-        asked.append(command)
+    def answer(*command: str, seconds: float) -> str:
+        asked.append((*command, seconds))
         return step.format(host=host, process=42)
 
     monkeypatch.setattr(attempt, "ask", answer)
@@ -228,6 +228,8 @@ def test_srun_without_a_step_ends_itself(monkeypatch, step):
     through_slurm = [command[2] for command in asked if command[0] == "scancel"]
     if step:
         assert (through_slurm, sent) == (["--signal=USR1", "--signal=TERM"], [])
+        # What Slurm ends has 30 s.
+        assert max(each[-1] for each in asked) < 30
     else:
         assert (through_slurm, sent) == ([], [signal.SIGTERM])
 
