@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,8 +17,12 @@ from mpiddp.launch.launcher.hostnames import expand_hostnames
 from mpiddp.wording import count_noun
 
 ANSWER_SECONDS = 100.0
-"""How long Slurm may take to answer: its own programs wait for a busy slurmctld for MessageTimeout,
-of which Slurm warns from here on (its default is 10)."""
+"""How long Slurm may take to answer. Its own programs wait for a busy slurmctld for MessageTimeout:
+10 s by default, and at most this long without a warning of Slurm's."""
+PAUSE_SECONDS = 1.0
+"""Before it is asked again."""
+_BUSY = re.compile("Socket timed out|Unable to contact slurm controller|Zero Bytes were")
+"""What its programs say of a slurmctld that may answer later."""
 LOST_STATES = frozenset({"DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN"})
 
 
@@ -66,15 +71,21 @@ class Allocation:
 
 def ask(*command: str, seconds: float = ANSWER_SECONDS) -> str:
     """What a program of Slurm's prints. Raises ConfigurationError if it does not answer."""
+    end = time.monotonic() + seconds
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
+        while True:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                errors="replace",
+                timeout=max(0.0, end - time.monotonic()),
+                check=False,
+            )
+            is_busy = done.returncode != 0 and _BUSY.search(done.stderr) is not None
+            if not is_busy or time.monotonic() + PAUSE_SECONDS > end:
+                break
+            time.sleep(PAUSE_SECONDS)
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
             f"Slurm gave no answer within {seconds:g} s ({' '.join(command)}): is slurmctld "

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from mpiddp import environment
 from mpiddp.errors import ConfigurationError
-from mpiddp.front.allocation import ask
+from mpiddp.front.allocation import ANSWER_SECONDS, ask
 from mpiddp.front.guard import Guard, Watched
 from mpiddp.front.job_end import Exit, FailureReader
 from mpiddp.front.launch_plan import LaunchPlan
@@ -43,7 +43,8 @@ STILL_RUNNING = b"""\
 mpiddp: ranks still run (python -m mpiddp stacks shows where): a second Ctrl-C kills them
 """
 SLURM_SECONDS = 10.0
-"""How long it may take to answer once a signal has come: what Slurm ends has 30 (KillWait)."""
+"""How long it may take to answer once a signal ends the job: two questions, and what Slurm ends has
+30 by default (KillWait)."""
 PASSED_ON = (*ENDING, *PREEMPTING, signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -273,7 +274,7 @@ class Launch:
                 # It has not created its step yet, and ends.
                 self._process.send_signal(number)
             return
-        if not self.starts_ranks and number == signal.SIGTERM and is_ended_by_slurm():
+        if not self.starts_ranks and number == signal.SIGTERM and is_ended_by_slurm(SLURM_SECONDS):
             return  # Slurm has told every process of the job, and must not twice.
         processes = [self._process.pid]
         if not is_early and self._goes_past_launcher(number):
@@ -369,13 +370,16 @@ class RankStart:
         return words
 
 
-def is_ended_by_slurm() -> bool:
-    """Whether Slurm ends this batch job: it was cancelled, preempted, or is out of time."""
+def is_ended_by_slurm(seconds: float) -> bool:
+    """Whether Slurm ends this batch job: it was cancelled, preempted, or is out of time.
+
+    False if Slurm does not answer in time.
+    """
     job = os.environ.get(environment.SLURM_JOB_ID)
     if not job:
         return False
     with contextlib.suppress(ConfigurationError):
-        said = ask("scontrol", "--oneliner", "show", "job", job, seconds=SLURM_SECONDS)
+        said = ask("scontrol", "--oneliner", "show", "job", job, seconds=seconds)
         lines = [line for line in said.splitlines() if line.startswith(f"JobId={job} ")]
         return any(" JobState=RUNNING " not in line for line in lines)
     return False
@@ -428,13 +432,15 @@ def _signal_step(srun: int, number: int) -> bool:
     sbatch --signal=B:TERM@60) comes to this process only.
     """
     with contextlib.suppress(ConfigurationError):
+        # There is more time to make way than to end.
+        seconds = ANSWER_SECONDS if number in PREEMPTING else SLURM_SECONDS
         job, host = os.environ[environment.SLURM_JOB_ID], os.uname().nodename.partition(".")[0]
-        said = ask("scontrol", "--oneliner", "show", "step", job, seconds=SLURM_SECONDS)
+        said = ask("scontrol", "--oneliner", "show", "step", job, seconds=seconds)
         step = find_step(said, host, srun)
         if step is None:
             return False
         name = signal.Signals(number).name.removeprefix("SIG")
-        ask("scancel", "--quiet", f"--signal={name}", step, seconds=SLURM_SECONDS)
+        ask("scancel", "--quiet", f"--signal={name}", step, seconds=seconds)
     return True
 
 

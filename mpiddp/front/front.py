@@ -30,7 +30,7 @@ from mpiddp.errors import (
 )
 from mpiddp.files import read_toml
 from mpiddp.front import preflight
-from mpiddp.front.allocation import ask, find_lost_hosts
+from mpiddp.front.allocation import ANSWER_SECONDS, ask, find_lost_hosts
 from mpiddp.front.attempt import Files, Launch, RankStart, is_ended_by_slurm, write
 from mpiddp.front.hosts.reachability import Question
 from mpiddp.front.hosts.schedulers import find_requeue_code
@@ -150,7 +150,7 @@ class Job:
             without = self._lost or (() if plan.is_over_ssh else None)
             plan = make_plan(request, without, self._question)
         hosts = preflight.list_hosts(layout)
-        faults = preflight.find_faults(plan, self.options, hosts, launch, directory)
+        faults = preflight.find_faults(plan, self.line, hosts, launch, directory)
         if isinstance(faults, Exit):
             # Such a signal ends the doctor, and says nothing of a node.
             number = launch.preemption or faults.preemption
@@ -347,13 +347,13 @@ def _requeue() -> bool:
     A job that Slurm ends is left to it: it has been cancelled, or is requeued by Slurm itself.
     """
     job = environment.job_identity()
-    if job is None or is_ended_by_slurm():
+    if job is None or is_ended_by_slurm(ANSWER_SECONDS):
         return False
     try:
         ask("scontrol", "requeue", job)
     except ConfigurationError as error:
         # A requeue ends what runs in the job, perhaps scontrol before it has heard the answer.
-        if not is_ended_by_slurm():
+        if not is_ended_by_slurm(ANSWER_SECONDS):
             say(f"the job was not requeued: {error}")
             return False
     return True

@@ -17,13 +17,10 @@ from mpiddp.front.job_layout import JobLayout
 from mpiddp.front.launch_plan import LaunchPlan
 from mpiddp.front.rank_command import make_rank_command
 from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
-from mpiddp.launch.script.command_line import CommandLine
+from mpiddp.launch.script.command_line import CommandLine, read_front
 from mpiddp.launch.script.front_options import FrontOptions
 from mpiddp.wording import count_noun
 
-STAGE_SECONDS = 60
-"""Time limit of each of the doctor's stages: a node that hangs is found, too. Nodes that read torch
-from a shared file system for the first time need tens of seconds for that."""
 SHOWN_LINES = 3
 """Of the ranks' errors, if there is no report."""
 DIRECTORIES = ("run directory", "data directory")
@@ -56,7 +53,7 @@ def list_hosts(layout: JobLayout | None) -> tuple[str, ...]:
 
 def find_faults(
     plan: LaunchPlan,
-    options: FrontOptions,
+    line: CommandLine,
     hosts: Sequence[str],
     launch: Launch,
     directory: Path | None,
@@ -64,7 +61,8 @@ def find_faults(
     """Start the doctor on ``hosts``, by ``plan``. Returns what it found wrong; its end if a signal
     came meanwhile.
 
-    ``directory``: the job's. Raises ConfigurationError if it has none.
+    ``line``: the job's, whose ranks may have a time limit. ``directory``: the job's. Raises
+    ConfigurationError if it has none.
     """
     if directory is None:
         raise ConfigurationError(
@@ -74,8 +72,9 @@ def find_faults(
     report = directory / "preflight.json"
     # Shown only if no report comes.
     files = Files(str(directory / "preflight.out"), str(directory / "preflight.err"))
-    words = ("doctor", "--timeout", str(STAGE_SECONDS), "--output", str(report))
-    doctor = make_rank_command(CommandLine((), (), None, words), options)
+    limit = line.find_rank_option("--timeout")
+    words = ("doctor", "--output", str(report), *(("--timeout", limit) if limit else ()))
+    doctor = make_rank_command(CommandLine((), (), None, words), read_front(line))
     end = RankStart(plan, doctor, files).run(launch, directory, {})
     is_asked = end.signal is not None or end.preemption is not None
     return end if is_asked else _read_faults(report, files, hosts, end)

@@ -749,7 +749,7 @@ BAD = {"check": "GPUs", "status": "fail", "found": "no answer", "hosts": ["n2.cl
     ("words", "rows", "code", "said"),
     [
         ("", [], 0, "2 of 2 nodes passed the preflight"),
-        ("--nodes 1", [BAD], 0, "1 of 2 nodes passed the preflight"),
+        ("--nodes 1 --timeout 900", [BAD], 0, "1 of 2 nodes passed the preflight"),
         ("--min-nodes 1", [BAD], 0, "n2 fails the preflight: GPUs: no answer"),
         ("", [BAD], 3, "1 of 2 nodes passed the preflight, and 2 are needed"),
         # What warns, or does not matter to a script, keeps nobody out; what all have ends the job.
@@ -768,6 +768,7 @@ def test_nodes_are_examined_before_the_ranks_start(
     assert attempts.start("--preflight", "--ranks-per-node", "1", *words.split()) == code
     assert said in capsys.readouterr().err
     assert len(attempts.commands) == (1 if code else 2) and "--nodes=2" in attempts.commands[0]
+    assert ("_900" in attempts.commands[0]) is ("900" in words)
     assert code or ("--exclude=n2" in attempts.commands[1]) is ("n2 fails" in said or BAD in rows)
 
 

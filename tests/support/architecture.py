@@ -77,13 +77,13 @@ LONGEST_FUNCTION = 60
 MOST_FILES = 12
 """Of a folder, without its ``__init__.py``."""
 MOST_LINES = {
-    "mpiddp": 56_063, "mpiddp/checkpoints": 4_028, "mpiddp/collectives": 4_667,
-    "mpiddp/front": 3_572, "mpiddp/launch": 9_726, "mpiddp/lifeline": 3_344,
+    "mpiddp": 56_080, "mpiddp/checkpoints": 4_028, "mpiddp/collectives": 4_667,
+    "mpiddp/front": 3_588, "mpiddp/launch": 9_726, "mpiddp/lifeline": 3_344,
     "mpiddp/options": 903, "mpiddp/process": 2_922, "mpiddp/remote": 2_522,
     "mpiddp/schedules": 4_886, "mpiddp/sync": 1_299, "mpiddp/torch_backend": 1_839,
-    "mpiddp/training": 10_584, "mpiddp/doctor": 3_112, "benchmarks": 20_584,
+    "mpiddp/training": 10_584, "mpiddp/doctor": 3_113, "benchmarks": 20_584,
     "benchmarks/measure": 9_265, "benchmarks/study": 2_133, "benchmarks/show": 5_179,
-    "benchmarks/judge": 2_199, "benchmarks/records": 1_681, "jobs": 2_746, "tests": 57_730,
+    "benchmarks/judge": 2_199, "benchmarks/records": 1_681, "jobs": 2_746, "tests": 57_746,
 }  # fmt: skip
 """Of code, by folder; these figures only fall. A commit that raises one says why."""
 CODE = {".py", ".sh", ".sbatch", ".js", ".css", ".html"}

@@ -32,8 +32,9 @@ FINDINGS = Kind("findings", (".json",))
 class DoctorOptions(Options):
     """What is examined."""
 
-    timeout: Annotated[float, SECONDS] = 30.0
-    """Time limit of each stage of the examination."""
+    timeout: Annotated[float, SECONDS] = 60.0
+    """Time limit of each stage of the examination. To read torch from a shared file system for the
+    first time can take tens of seconds."""
 
     output: Annotated[Outputs, writes(FINDINGS)] = ()
     """Write all findings."""

@@ -25,7 +25,7 @@ from mpiddp.launch.launcher.hostnames import fold_hostnames, is_host
 from mpiddp.launch.launcher.programs import find_program
 from mpiddp.wording import count_noun
 
-CONNECT_SECONDS, PEER_SECONDS, ANSWER_SECONDS = 10, 5, 25
+CONNECT_SECONDS, PEER_SECONDS, ANSWER_SECONDS = 10, 5, 60
 TIMEOUT = ("timeout", "--signal=KILL", str(ANSWER_SECONDS))
 """Ends ssh and what it has started, even if this process has gone."""
 SLOW = f"no answer within {ANSWER_SECONDS} s"
