@@ -73,9 +73,9 @@ def main() -> None:
             say("decision", lifeline.ask(code, "its error", origin))
         elif name == "lock":
             say("locking")
-            # Holds the interpreter's lock; a signal ends a sleep.
-            while True:
-                libc.sleep(1000)
+            # Holds the interpreter's lock. The question's signal would end a sleep, and then others
+            # could have it.
+            libc.read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
         elif name == "settle":
             # What was said before has reached the companion.
             lifeline._ask("ask", "position", lifelines.ANSWER_SECONDS)
