@@ -237,6 +237,7 @@ def test_devices_are_a_number_of_ranks_on_this_machine_alone(monkeypatch):
         return front._settle_ranks(line, command_line.read_front(line)).ranks
 
     assert settle() == len(os.sched_getaffinity(0))
+    assert settle("-n", "99") == 99
     assert settle("--hosts", "a:4,b:4") is None
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert settle() is None

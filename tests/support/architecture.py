@@ -83,7 +83,7 @@ MOST_LINES = {
     "mpiddp/schedules": 4_886, "mpiddp/sync": 1_299, "mpiddp/torch_backend": 1_839,
     "mpiddp/training": 10_584, "mpiddp/doctor": 3_113, "benchmarks": 20_584,
     "benchmarks/measure": 9_265, "benchmarks/study": 2_133, "benchmarks/show": 5_179,
-    "benchmarks/judge": 2_199, "benchmarks/records": 1_681, "jobs": 2_746, "tests": 57_746,
+    "benchmarks/judge": 2_199, "benchmarks/records": 1_681, "jobs": 2_746, "tests": 57_747,
 }  # fmt: skip
 """Of code, by folder; these figures only fall. A commit that raises one says why."""
 CODE = {".py", ".sh", ".sbatch", ".js", ".css", ".html"}
